@@ -1,0 +1,289 @@
+#include "attention/panel.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/log2.h"
+#include "base/order1.h"
+#include "stage/stage.h"
+
+static size_t real_bytes(const qkv__engine *g) { return (size_t)g->k->real_bytes; }
+static void put(const qkv__engine *g, void *to, int64_t i, double x) {
+  if (g->p->f64) ((double *)to)[i] = x;
+  else ((float *)to)[i] = (float)x;
+}
+static double get(const qkv__engine *g, const void *from, int64_t i) {
+  return g->p->f64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
+}
+
+void qkv__panel_carve(const qkv__engine *g, qkv__carver *c, qkv__panel *panel, int with_q) {
+  qkv__panel none, *to = panel ? panel : &none;
+  to->segment = qkv__carve(c, g->w, sizeof *to->segment);
+  to->Qt = with_q ? qkv__carve(c, g->p->p.head_dim * g->w, real_bytes(g)) : NULL;
+  to->slope2 = g->p->p.alibi_slopes.data ? qkv__carve(c, g->w, real_bytes(g)) : NULL;
+  to->sink2 = g->p->p.sinks.data ? qkv__carve(c, g->w, real_bytes(g)) : NULL;
+  to->position = qkv__carve(c, g->w, sizeof *to->position);
+}
+
+void qkv__stage_carve(const qkv__engine *g, qkv__carver *c, qkv__stage *s) {
+  qkv__stage none, *to = s ? s : &none;
+  to->rows = qkv__carve(c, QKV_MAX(g->p->p.head_dim, g->p->p.head_dim_v) * g->w, real_bytes(g));
+  to->bias_rows = g->p->p.bias.data ? qkv__carve(c, (int64_t)QKV_BLOCK * g->w, real_bytes(g)) : NULL;
+  to->bias = g->p->p.bias.data ? qkv__carve(c, (int64_t)QKV_BLOCK * g->w, real_bytes(g)) : NULL;
+}
+
+void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t f, int64_t n, qkv__panel *panel, qkv__stage *s) {
+  const qkv_problem *p = &g->p->p;
+  const size_t size = real_bytes(g);
+  panel->nv = (int)((n + g->k->lanes - 1) / g->k->lanes);
+  panel->w = panel->nv * g->k->lanes;
+  panel->lanes = (int)n;
+  panel->segments = 0;
+  for (int lane = 0; lane < n;) {
+    qkv__segment *t = &panel->segment[panel->segments++];
+    t->head = kv_head * g->p->group + (f + lane) / e->nq;
+    t->row = (f + lane) % e->nq;
+    t->rows = (int)QKV_MIN(e->nq - t->row, n - lane);
+    t->lane = lane;
+    for (int i = 0; i < t->rows; i++, lane++) {
+      panel->position[lane] = (double)(e->position_q + t->row + i);
+      if (panel->slope2) put(g, panel->slope2, lane, qkv__parameter(&p->alibi_slopes, e->b, t->head) * QKV_LOG2E);
+      if (panel->sink2) put(g, panel->sink2, lane, qkv__parameter(&p->sinks, e->b, t->head) * QKV_LOG2E);
+    }
+  }
+  for (int lane = panel->lanes; lane < panel->w; lane++) {
+    panel->position[lane] = 0;
+    if (panel->slope2) put(g, panel->slope2, lane, 0);
+    if (panel->sink2) put(g, panel->sink2, lane, (double)-INFINITY);
+  }
+  if (!panel->Qt) return;
+  const void *rows = s->rows;
+  int64_t ld = p->head_dim;
+  for (int i = 0; i < panel->segments; i++) {
+    const qkv__segment *t = &panel->segment[i];
+    const void *from = qkv__at(&p->q, qkv__dtype_bytes(p->q.dtype), e->batch_q, t->head, e->row0_q + t->row, 0);
+    if (panel->segments == 1 && qkv__stage_direct(&p->q, g->p->f64)) {
+      rows = from;
+      ld = p->q.stride[2];
+    } else qkv__stage_load((char *)s->rows + (size_t)(t->lane * p->head_dim) * size, p->head_dim, g->p->f64, &p->q, from, t->rows, p->head_dim);
+  }
+  g->k->pack(panel->Qt, rows, ld, n, p->head_dim, panel->nv, g->p->c);
+}
+
+static uint64_t ones(int n) { return n >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1; }
+
+static void whole(int keys, qkv__runs *runs) {
+  runs->count = 1;
+  runs->full = keys == QKV_BLOCK;
+  runs->run[0].from = 0;
+  runs->run[0].to = keys;
+}
+
+void qkv__panel_all_bits(const qkv__panel *panel, int keys, uint64_t *bits) {
+  for (int j = 0; j < QKV_BLOCK; j++) bits[j] = j < keys ? ones(panel->lanes) : 0;
+}
+
+int32_t qkv__panel_visible(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int keys, uint64_t *bits,
+                           qkv__runs *runs) {
+  int32_t answer = QKV_TILE_ALL;
+  whole(keys, runs);
+  if (g->p->p.mask_count) {
+    uint64_t part[64];
+    for (int i = 0; i < panel->segments; i++) {
+      const qkv__segment *t = &panel->segment[i];
+      const qkv__rows r = {g->p, e, t->head, t->row, t->rows};
+      const int32_t a = qkv__mask_tile(&r, key, keys, part);
+      if (panel->segments == 1 && a != QKV_TILE_SOME) {
+        answer = a;
+        break;
+      }
+      if (i == 0) memset(bits, 0, 64 * sizeof *bits);
+      answer = QKV_TILE_SOME;
+      if (a == QKV_TILE_NONE) continue;
+      for (int j = 0; j < keys; j++) bits[j] |= ((a == QKV_TILE_ALL ? ~(uint64_t)0 : part[j]) & ones(t->rows)) << t->lane;
+    }
+  }
+  if (answer == QKV_TILE_ALL && (g->flags & (QKV_FORCE_PARTIAL | QKV_FORCE_SELECT))) {
+    qkv__panel_all_bits(panel, keys, bits);
+    answer = QKV_TILE_SOME;
+  }
+  if (answer != QKV_TILE_SOME) return answer;
+  /* runs of eights with something visible */
+  uint64_t all = ones(panel->lanes), any = 0;
+  int n = 0, open = 0;
+  for (int j = 0; j < keys; j += 8) {
+    uint64_t seen = 0;
+    for (int i = j; i < keys && i < j + 8; i++) {
+      seen |= bits[i];
+      all &= bits[i];
+    }
+    any |= seen;
+    if (seen && !open) runs->run[n++].from = j;
+    if (seen) runs->run[n - 1].to = QKV_MIN(j + 8, keys);
+    open = seen != 0;
+  }
+  if (!any) return QKV_TILE_NONE;
+  const int every = all == ones(panel->lanes) && !(g->flags & (QKV_FORCE_PARTIAL | QKV_FORCE_SELECT));
+  if (every || (g->flags & QKV_NO_SKIP)) {
+    whole(keys, runs);
+    return every ? QKV_TILE_ALL : answer;
+  }
+  runs->count = n;
+  runs->full = n == 1 && runs->run[0].from == 0 && runs->run[0].to == QKV_BLOCK;
+  return answer;
+}
+
+int64_t qkv__panel_next(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int64_t end) {
+  int64_t best = end;
+  if (!g->p->p.mask_count) return key;
+  for (int i = 0; i < panel->segments && best > key; i++) {
+    const qkv__rows r = {g->p, e, panel->segment[i].head, panel->segment[i].row, panel->segment[i].rows};
+    best = QKV_MIN(best, qkv__mask_next(&r, key, end));
+  }
+  return best;
+}
+
+int qkv__panel_adjust(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int keys, const uint64_t *bits,
+                      qkv__stage *s, qkv__adjust *a) {
+  const qkv_problem *p = &g->p->p;
+  if (!bits && p->softcap == 0 && !p->bias.data && !p->alibi_slopes.data) return 0;
+  a->softcap_g = p->softcap > 0 ? g->p->g : 0;
+  a->bias = NULL;
+  a->slope2 = panel->slope2;
+  a->position = panel->position;
+  a->key_position = (double)qkv__position_of_key(e, key);
+  a->bits = bits;
+  if (p->bias.data) {
+    const void *rows = s->bias_rows;
+    int64_t ld = QKV_BLOCK;
+    for (int i = 0; i < panel->segments; i++) {
+      const qkv__segment *t = &panel->segment[i];
+      const void *from = qkv__at(&p->bias, qkv__dtype_bytes(p->bias.dtype), e->b, t->head, t->row, key);
+      if (panel->segments == 1 && qkv__stage_direct(&p->bias, g->p->f64)) {
+        rows = from;
+        ld = p->bias.stride[2];
+      } else
+        qkv__stage_load((char *)s->bias_rows + (size_t)(t->lane * QKV_BLOCK) * real_bytes(g), QKV_BLOCK, g->p->f64, &p->bias, from, t->rows, keys);
+    }
+    g->k->pack(s->bias, rows, ld, panel->lanes, keys, panel->nv, 1);
+    a->bias = s->bias;
+  }
+  return 1;
+}
+
+void qkv__panel_hide(const qkv__engine *g, const qkv__panel *panel, const qkv__stage *s, int keys, uint64_t *bits) {
+  for (int j = 0; j < keys; j++)
+    for (int i = 0; i < panel->lanes; i++)
+      if (get(g, s->bias, j * panel->w + i) == (double)-INFINITY) bits[j] &= ~((uint64_t)1 << i);
+}
+
+static void store_lse(const qkv__engine *g, const qkv__entry *e, int64_t head, int64_t row, double value) {
+  const qkv_tensor *t = &g->p->p.lse;
+  void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_q, head, e->row0_q + row, 0);
+  if (t->dtype == QKV_F64) *(double *)at = value;
+  else *(float *)at = (float)value;
+}
+
+void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n, qkv__stage *s) {
+  const qkv_problem *p = &g->p->p;
+  g->k->finish(n->O, n->m, n->l, panel->sink2, p->head_dim_v, panel->nv);
+  const int direct = panel->segments == 1 && qkv__stage_direct(&p->out, g->p->f64);
+  if (!direct) g->k->unpack(s->rows, p->head_dim_v, n->O, panel->lanes, p->head_dim_v, panel->nv);
+  for (int i = 0; i < panel->segments; i++) {
+    const qkv__segment *t = &panel->segment[i];
+    void *to = qkv__at(&p->out, qkv__dtype_bytes(p->out.dtype), e->batch_q, t->head, e->row0_q + t->row, 0);
+    if (direct) g->k->unpack(to, p->out.stride[2], n->O, panel->lanes, p->head_dim_v, panel->nv);
+    else
+      qkv__stage_store(&p->out, to, (char *)s->rows + (size_t)(t->lane * p->head_dim_v) * real_bytes(g), p->head_dim_v, g->p->f64, t->rows,
+                       p->head_dim_v);
+    if (p->lse.data)
+      for (int r = 0; r < t->rows; r++) {
+        const double m = get(g, n->m, t->lane + r), l = get(g, n->l, t->lane + r);
+        store_lse(g, e, t->head, t->row + r, l == 0 ? (double)-INFINITY : (m + qkv__log2_64(l)) * QKV_LN2 + 0.0);
+      }
+  }
+}
+
+void qkv__store_dead_rows(const qkv__engine *g, const qkv__entry *e, int64_t kv_head) {
+  const qkv_problem *p = &g->p->p;
+  for (int64_t h = kv_head * g->p->group; h < (kv_head + 1) * g->p->group; h++)
+    for (int64_t i = e->nq; i < e->rows; i++) {
+      for (int64_t x = 0; x < p->head_dim_v; x++) {
+        void *at = qkv__at(&p->out, qkv__dtype_bytes(p->out.dtype), e->batch_q, h, e->row0_q + i, x);
+        memset(at, 0, qkv__dtype_bytes(p->out.dtype));
+      }
+      if (p->lse.data) store_lse(g, e, h, i, (double)-INFINITY);
+    }
+}
+
+void qkv__clear_node(const qkv__engine *g, qkv__tree_node *n, int w) {
+  memset(n->O, 0, (size_t)(g->p->p.head_dim_v * w) * real_bytes(g));
+  qkv__clear_sums(g, n, w);
+}
+void qkv__clear_sums(const qkv__engine *g, qkv__tree_node *n, int w) {
+  for (int i = 0; i < w; i++) {
+    put(g, n->m, i, (double)-INFINITY);
+    put(g, n->l, i, 0);
+  }
+}
+
+/* First row of a segment within a state. */
+static int64_t state_row(const qkv__engine *g, const qkv__entry *e, const qkv__segment *t) {
+  const qkv_problem *p = &g->p->p;
+  return (e->batch_q * p->num_heads + t->head) * p->seqlen_q + e->row0_q + t->row;
+}
+static char *state_values(const qkv_state *s, int64_t index, size_t size) {
+  return (char *)s->data + (size_t)(index * s->rows * (s->head_dim_v + 2)) * size;
+}
+
+void qkv__panel_to_state(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, const qkv__tree_node *n, const qkv_state *s,
+                         int64_t index, qkv__stage *w) {
+  const size_t size = real_bytes(g);
+  const int64_t dv = s->head_dim_v;
+  char *O = state_values(s, index, size), *m = O + (size_t)(s->rows * dv) * size, *l = m + (size_t)s->rows * size;
+  g->k->unpack(w->rows, dv, n->O, panel->lanes, dv, panel->nv);
+  for (int i = 0; i < panel->segments; i++) {
+    const qkv__segment *t = &panel->segment[i];
+    const int64_t row = state_row(g, e, t);
+    memcpy(O + (size_t)(row * dv) * size, (char *)w->rows + (size_t)(t->lane * dv) * size, (size_t)(t->rows * dv) * size);
+    for (int r = 0; r < t->rows; r++) {
+      put(g, m, row + r, get(g, n->m, t->lane + r) + 0.0);
+      put(g, l, row + r, get(g, n->l, t->lane + r));
+    }
+  }
+}
+
+void qkv__panel_from_state(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n, const qkv_state *s,
+                           int64_t index, qkv__stage *w) {
+  const size_t size = real_bytes(g);
+  const int64_t dv = s->head_dim_v;
+  const char *O = state_values(s, index, size), *m = O + (size_t)(s->rows * dv) * size, *l = m + (size_t)s->rows * size;
+  for (int i = panel->lanes; i < panel->w; i++) {
+    put(g, n->m, i, (double)-INFINITY);
+    put(g, n->l, i, 0);
+  }
+  for (int i = 0; i < panel->segments; i++) {
+    const qkv__segment *t = &panel->segment[i];
+    const int64_t row = state_row(g, e, t);
+    memcpy((char *)w->rows + (size_t)(t->lane * dv) * size, O + (size_t)(row * dv) * size, (size_t)(t->rows * dv) * size);
+    memcpy((char *)n->m + (size_t)t->lane * size, m + (size_t)row * size, (size_t)t->rows * size);
+    memcpy((char *)n->l + (size_t)t->lane * size, l + (size_t)row * size, (size_t)t->rows * size);
+  }
+  g->k->pack(n->O, w->rows, dv, panel->lanes, dv, panel->nv, 1);
+}
+
+int64_t qkv__block_rows(const qkv__engine *g, const qkv_tensor *t, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t columns,
+                        void *memory, const void **rows) {
+  const void *from = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_kv, kv_head, e->row0_kv + key, 0);
+  if (qkv__stage_direct(t, g->p->f64) && !(g->flags & QKV_FORCE_STAGE)) {
+    *rows = from;
+    return t->stride[2];
+  }
+  qkv__stage_load(memory, columns, g->p->f64, t, from, keys, columns);
+  *rows = memory;
+  return columns;
+}
+
+void qkv__fill(const qkv__engine *g, void *v, int n, double x) {
+  for (int i = 0; i < n; i++) put(g, v, i, x);
+}

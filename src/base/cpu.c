@@ -1,0 +1,35 @@
+#include "base/cpu.h"
+
+#include "base/port.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+static uint32_t find(void) {
+  unsigned a, b, c, d, low, high;
+  uint32_t found = QKV__CPU_KNOWN;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
+  const unsigned fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1;
+  if (!osxsave || !avx || !fma) return found;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if ((low & 6) != 6) return found; /* the system saves xmm and ymm */
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+  if (b >> 5 & 1) found |= QKV__CPU_AVX2;
+  const unsigned need = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+  if ((found & QKV__CPU_AVX2) && (low & 0xe0) == 0xe0 && (b & need) == need) found |= QKV__CPU_AVX512;
+  return found;
+}
+#elif defined(__aarch64__)
+static uint32_t find(void) { return QKV__CPU_KNOWN | QKV__CPU_NEON; }
+#else
+static uint32_t find(void) { return QKV__CPU_KNOWN; }
+#endif
+
+uint32_t qkv__cpu(void) {
+  static uint32_t word;
+  uint32_t w = QKV_LOAD_RELAXED(&word);
+  if (!w) {
+    w = find();
+    QKV_STORE_RELAXED(&word, w);
+  }
+  return w;
+}

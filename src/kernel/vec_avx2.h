@@ -1,0 +1,86 @@
+/* Verbs over 256-bit vectors: AVX2 and FMA. */
+#include <immintrin.h>
+
+#ifdef QKV__F64
+#define VL 4
+typedef __m256d vf;
+#define OP(name) _mm256_##name##_pd
+#define CMP(a, b, o) _mm256_cmp_pd(a, b, o)
+#else
+#define VL 8
+typedef __m256 vf;
+#define OP(name) _mm256_##name##_ps
+#define CMP(a, b, o) _mm256_cmp_ps(a, b, o)
+#endif
+typedef vf vm; /* all ones or all zeros per lane */
+#define NR 3 /* 4 x 3: 12 accumulators, 3 vectors and a broadcast are the 16 registers */
+#define MR_OF(nr) ((nr) == 1 ? 8 : 4)
+#define FUSE 0
+
+V vf v_zero(void) { return OP(setzero)(); }
+V vf v_set1(real x) { return OP(set1)(x); }
+V vf v_load(const real *p) { return OP(load)(p); }
+V vf v_loadu(const real *p) { return OP(loadu)(p); }
+V void v_store(real *p, vf x) { OP(store)(p, x); }
+V void v_storeu(real *p, vf x) { OP(storeu)(p, x); }
+V vf v_fma(vf a, vf b, vf c) { return OP(fmadd)(a, b, c); }
+V vf v_add(vf a, vf b) { return OP(add)(a, b); }
+V vf v_sub(vf a, vf b) { return OP(sub)(a, b); }
+V vf v_mul(vf a, vf b) { return OP(mul)(a, b); }
+V vf v_div(vf a, vf b) { return OP(div)(a, b); }
+V vf v_fold(vf s, vf m) { return OP(max)(s, m); } /* the second operand when unordered */
+V vm v_gt(vf a, vf b) { return CMP(a, b, _CMP_GT_OQ); }
+V vm v_eq(vf a, vf b) { return CMP(a, b, _CMP_EQ_OQ); }
+V vm v_or(vm a, vm b) { return OP(or)(a, b); }
+V vm v_andnot(vm a, vm b) { return OP(andnot)(a, b); }
+V vf v_select(vm m, vf a, vf b) { return OP(blendv)(b, a, m); }
+V vm v_bits(uint64_t word) {
+#ifdef QKV__F64
+  const __m256i lane = _mm256_setr_epi64x(1, 2, 4, 8), all = _mm256_set1_epi64x((long long)word);
+  return _mm256_castsi256_pd(_mm256_cmpeq_epi64(_mm256_and_si256(all, lane), lane));
+#else
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), all = _mm256_set1_epi32((int)(uint32_t)(word & 255));
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, lane), lane));
+#endif
+}
+/* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays: a multiplication, since adding to the exponent of a NaN makes numbers */
+V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
+  (void)n;
+#ifdef QKV__F64
+  const __m256i e = _mm256_slli_epi64(_mm256_add_epi64(_mm256_castpd_si256(t), _mm256_set1_epi64x(1023)), 52);
+  const vf y = _mm256_mul_pd(p, _mm256_castsi256_pd(e));
+#else
+  const __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(127)), 23);
+  const vf y = _mm256_mul_ps(p, _mm256_castsi256_ps(e));
+#endif
+  return OP(and)(y, CMP(x, v_set1(min), _CMP_NLT_UQ));
+}
+#define v_pin(x) __asm__("" : "+x"(x))
+
+V void v_transpose(vf r[VL]) {
+#ifdef QKV__F64
+  const vf a = _mm256_unpacklo_pd(r[0], r[1]), b = _mm256_unpackhi_pd(r[0], r[1]);
+  const vf c = _mm256_unpacklo_pd(r[2], r[3]), d = _mm256_unpackhi_pd(r[2], r[3]);
+  r[0] = _mm256_permute2f128_pd(a, c, 0x20);
+  r[1] = _mm256_permute2f128_pd(b, d, 0x20);
+  r[2] = _mm256_permute2f128_pd(a, c, 0x31);
+  r[3] = _mm256_permute2f128_pd(b, d, 0x31);
+#else
+  vf t[8];
+  QKV_UNROLL(8) for (int i = 0; i < 8; i++) {
+    const int a = i & ~3, k = i & 3;
+    const vf x = r[a + (k >> 1 << 1)], y = r[a + (k >> 1 << 1) + 1];
+    t[i] = k & 1 ? _mm256_unpackhi_ps(x, y) : _mm256_unpacklo_ps(x, y);
+  }
+  QKV_UNROLL(8) for (int i = 0; i < 8; i++) {
+    const int a = i & ~3, k = i & 3;
+    const __m256d x = _mm256_castps_pd(t[a + (k >> 1)]), y = _mm256_castps_pd(t[a + 2 + (k >> 1)]);
+    r[i] = _mm256_castpd_ps(k & 1 ? _mm256_unpackhi_pd(x, y) : _mm256_unpacklo_pd(x, y));
+  }
+  QKV_UNROLL(4) for (int k = 0; k < 4; k++) {
+    t[k] = _mm256_permute2f128_ps(r[k], r[4 + k], 0x20);
+    t[4 + k] = _mm256_permute2f128_ps(r[k], r[4 + k], 0x31);
+  }
+  QKV_UNROLL(8) for (int i = 0; i < 8; i++) r[i] = t[i];
+#endif
+}

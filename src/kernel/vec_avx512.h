@@ -1,0 +1,83 @@
+/* Verbs over 512-bit vectors: AVX-512 F, DQ, BW, VL. */
+#include <immintrin.h>
+
+#ifdef QKV__F64
+#define VL 8
+typedef __m512d vf;
+typedef __mmask8 vm;
+#define OP(name) _mm512_##name##_pd
+#define CMP_MASK(a, b, o) _mm512_cmp_pd_mask(a, b, o)
+#else
+#define VL 16
+typedef __m512 vf;
+typedef __mmask16 vm;
+#define OP(name) _mm512_##name##_ps
+#define CMP_MASK(a, b, o) _mm512_cmp_ps_mask(a, b, o)
+#endif
+#define NR 2 /* vectors of a panel */
+#define FUSE 1
+
+V vf v_zero(void) { return OP(setzero)(); }
+V vf v_set1(real x) { return OP(set1)(x); }
+V vf v_load(const real *p) { return OP(load)(p); }
+V vf v_loadu(const real *p) { return OP(loadu)(p); }
+V void v_store(real *p, vf x) { OP(store)(p, x); }
+V void v_storeu(real *p, vf x) { OP(storeu)(p, x); }
+V vf v_fma(vf a, vf b, vf c) { return OP(fmadd)(a, b, c); }
+V vf v_add(vf a, vf b) { return OP(add)(a, b); }
+V vf v_sub(vf a, vf b) { return OP(sub)(a, b); }
+V vf v_mul(vf a, vf b) { return OP(mul)(a, b); }
+V vf v_div(vf a, vf b) { return OP(div)(a, b); }
+V vf v_fold(vf s, vf m) { return OP(max)(s, m); } /* the second operand when unordered */
+V vm v_gt(vf a, vf b) { return CMP_MASK(a, b, _CMP_GT_OQ); }
+V vm v_eq(vf a, vf b) { return CMP_MASK(a, b, _CMP_EQ_OQ); }
+V vm v_or(vm a, vm b) { return (vm)(a | b); }
+V vm v_andnot(vm a, vm b) { return (vm)(~a & b); }
+V vm v_bits(uint64_t word) { return (vm)word; }
+V vf v_select(vm m, vf a, vf b) { return OP(mask_blend)(m, b, a); }
+/* p * 2^n; 0 where x < min; NaN stays */
+V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
+  (void)t;
+  return OP(maskz_scalef)(CMP_MASK(x, v_set1(min), _CMP_NLT_UQ), p, n);
+}
+#define v_pin(x) __asm__("" : "+v"(x))
+
+V void v_transpose(vf r[VL]) {
+  vf t[VL];
+#ifdef QKV__F64
+  QKV_UNROLL(8) for (int i = 0; i < 8; i++) {
+    const vf x = r[i & ~1], y = r[i | 1];
+    t[i] = i & 1 ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y);
+  }
+  /* t[2a + k]: rows 2a, 2a+1, column 2L + k in 128-bit lane L */
+  QKV_UNROLL(2) for (int k = 0; k < 2; k++) {
+    const vf x = _mm512_shuffle_f64x2(t[k], t[2 + k], 0x88), y = _mm512_shuffle_f64x2(t[k], t[2 + k], 0xdd);
+    const vf z = _mm512_shuffle_f64x2(t[4 + k], t[6 + k], 0x88), w = _mm512_shuffle_f64x2(t[4 + k], t[6 + k], 0xdd);
+    r[k] = _mm512_shuffle_f64x2(x, z, 0x88);
+    r[4 + k] = _mm512_shuffle_f64x2(x, z, 0xdd);
+    r[2 + k] = _mm512_shuffle_f64x2(y, w, 0x88);
+    r[6 + k] = _mm512_shuffle_f64x2(y, w, 0xdd);
+  }
+#else
+  QKV_UNROLL(16) for (int i = 0; i < 16; i++) {
+    const int a = i & ~3, k = i & 3;
+    const vf x = r[a + (k >> 1 << 1)], y = r[a + (k >> 1 << 1) + 1];
+    t[i] = k & 1 ? _mm512_unpackhi_ps(x, y) : _mm512_unpacklo_ps(x, y);
+  }
+  QKV_UNROLL(16) for (int i = 0; i < 16; i++) {
+    const int a = i & ~3, k = i & 3;
+    const __m512d x = _mm512_castps_pd(t[a + (k >> 1)]), y = _mm512_castps_pd(t[a + 2 + (k >> 1)]);
+    r[i] = _mm512_castpd_ps(k & 1 ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+  }
+  /* r[4a + k]: rows 4a..4a+3, column 4L + k in 128-bit lane L */
+  QKV_UNROLL(4) for (int k = 0; k < 4; k++) {
+    const vf x = _mm512_shuffle_f32x4(r[k], r[4 + k], 0x88), y = _mm512_shuffle_f32x4(r[k], r[4 + k], 0xdd);
+    const vf z = _mm512_shuffle_f32x4(r[8 + k], r[12 + k], 0x88), w = _mm512_shuffle_f32x4(r[8 + k], r[12 + k], 0xdd);
+    t[k] = _mm512_shuffle_f32x4(x, z, 0x88);
+    t[8 + k] = _mm512_shuffle_f32x4(x, z, 0xdd);
+    t[4 + k] = _mm512_shuffle_f32x4(y, w, 0x88);
+    t[12 + k] = _mm512_shuffle_f32x4(y, w, 0xdd);
+  }
+  QKV_UNROLL(16) for (int i = 0; i < 16; i++) r[i] = t[i];
+#endif
+}

@@ -1,0 +1,76 @@
+/* Verbs over 128-bit vectors: AArch64 Advanced SIMD. */
+#include <arm_neon.h>
+
+#ifdef QKV__F64
+#define VL 2
+typedef float64x2_t vf;
+typedef uint64x2_t vm;
+#define OP(name) name##q_f64
+#else
+#define VL 4
+typedef float32x4_t vf;
+typedef uint32x4_t vm;
+#define OP(name) name##q_f32
+#endif
+#define NR 3
+#define FUSE 0
+
+#ifdef QKV__F64
+V vf v_set1(real x) { return vdupq_n_f64(x); }
+V vm v_or(vm a, vm b) { return vorrq_u64(a, b); }
+V vm v_andnot(vm a, vm b) { return vbicq_u64(b, a); }
+#else
+V vf v_set1(real x) { return vdupq_n_f32(x); }
+V vm v_or(vm a, vm b) { return vorrq_u32(a, b); }
+V vm v_andnot(vm a, vm b) { return vbicq_u32(b, a); }
+#endif
+V vf v_zero(void) { return v_set1(0); }
+V vf v_load(const real *p) { return OP(vld1)(p); }
+V vf v_loadu(const real *p) { return OP(vld1)(p); }
+V void v_store(real *p, vf x) { OP(vst1)(p, x); }
+V void v_storeu(real *p, vf x) { OP(vst1)(p, x); }
+V vf v_fma(vf a, vf b, vf c) { return OP(vfma)(c, a, b); }
+V vf v_add(vf a, vf b) { return OP(vadd)(a, b); }
+V vf v_sub(vf a, vf b) { return OP(vsub)(a, b); }
+V vf v_mul(vf a, vf b) { return OP(vmul)(a, b); }
+V vf v_div(vf a, vf b) { return OP(vdiv)(a, b); }
+V vm v_gt(vf a, vf b) { return OP(vcgt)(a, b); }
+V vm v_eq(vf a, vf b) { return OP(vceq)(a, b); }
+V vf v_select(vm m, vf a, vf b) { return OP(vbsl)(m, a, b); }
+V vf v_fold(vf s, vf m) { return v_select(v_gt(s, m), s, m); }
+V vm v_bits(uint64_t word) {
+#ifdef QKV__F64
+  const uint64x2_t lane = {1, 2};
+  return vtstq_u64(vdupq_n_u64(word), lane);
+#else
+  const uint32x4_t lane = {1, 2, 4, 8};
+  return vtstq_u32(vdupq_n_u32((uint32_t)(word & 15)), lane);
+#endif
+}
+/* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays */
+V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
+  (void)n;
+#ifdef QKV__F64
+  const vf two_n = vreinterpretq_f64_s64(vshlq_n_s64(vaddq_s64(vreinterpretq_s64_f64(t), vdupq_n_s64(1023)), 52));
+#else
+  const vf two_n = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(t), vdupq_n_s32(127)), 23));
+#endif
+  return v_select(OP(vclt)(x, v_set1(min)), v_zero(), v_mul(p, two_n));
+}
+#define v_pin(x) __asm__("" : "+w"(x))
+
+V void v_transpose(vf r[VL]) {
+#ifdef QKV__F64
+  const vf a = vtrn1q_f64(r[0], r[1]), b = vtrn2q_f64(r[0], r[1]);
+  r[0] = a;
+  r[1] = b;
+#else
+  const float32x4_t a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]), c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
+#define PAIR(op, x, y) vreinterpretq_f32_f64(op(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)))
+  r[0] = PAIR(vtrn1q_f64, a, c);
+  r[1] = PAIR(vtrn1q_f64, b, d);
+  r[2] = PAIR(vtrn2q_f64, a, c);
+  r[3] = PAIR(vtrn2q_f64, b, d);
+#undef PAIR
+#endif
+}

@@ -1,0 +1,79 @@
+/* Verbs in plain C, four lanes, for every other machine: right, not fast. */
+#include <string.h>
+
+#include "base/fma.h"
+
+#define VL 4
+#define NR 2
+#define FUSE 0
+typedef struct vf {
+  real x[VL];
+} vf;
+typedef struct vm {
+  unsigned char x[VL];
+} vm;
+#define EACH for (int i = 0; i < VL; i++)
+#ifdef QKV__F64
+#define FMA1 qkv__fma64
+typedef uint64_t bits_of_real;
+#define EXPONENT(t) (((t) + 1023) << 52)
+#else
+#define FMA1 qkv__fma32
+typedef uint32_t bits_of_real;
+#define EXPONENT(t) (((t) + 127) << 23)
+#endif
+
+#define MAP(name, parameters, expression)                                                                          \
+  V vf name parameters {                                                                                           \
+    vf r;                                                                                                          \
+    EACH r.x[i] = expression;                                                                                      \
+    return r;                                                                                                      \
+  }
+MAP(v_zero, (void), 0)
+MAP(v_set1, (real x), x)
+MAP(v_load, (const real *p), p[i])
+MAP(v_loadu, (const real *p), p[i])
+MAP(v_fma, (vf a, vf b, vf c), FMA1(a.x[i], b.x[i], c.x[i]))
+MAP(v_add, (vf a, vf b), a.x[i] + b.x[i])
+MAP(v_sub, (vf a, vf b), a.x[i] - b.x[i])
+MAP(v_mul, (vf a, vf b), a.x[i] * b.x[i])
+MAP(v_div, (vf a, vf b), a.x[i] / b.x[i])
+MAP(v_fold, (vf s, vf m), s.x[i] > m.x[i] ? s.x[i] : m.x[i])
+MAP(v_select, (vm m, vf a, vf b), m.x[i] ? a.x[i] : b.x[i])
+#undef MAP
+#define MAP(name, parameters, expression)                                                                          \
+  V vm name parameters {                                                                                           \
+    vm r;                                                                                                          \
+    EACH r.x[i] = (unsigned char)(expression);                                                                     \
+    return r;                                                                                                      \
+  }
+MAP(v_gt, (vf a, vf b), a.x[i] > b.x[i])
+MAP(v_eq, (vf a, vf b), a.x[i] == b.x[i])
+MAP(v_or, (vm a, vm b), a.x[i] || b.x[i])
+MAP(v_andnot, (vm a, vm b), !a.x[i] && b.x[i])
+MAP(v_bits, (uint64_t word), word >> i & 1)
+#undef MAP
+V void v_store(real *p, vf x) { EACH p[i] = x.x[i]; }
+V void v_storeu(real *p, vf x) { EACH p[i] = x.x[i]; }
+/* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays */
+V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
+  vf r;
+  (void)n;
+  EACH {
+    bits_of_real b;
+    real s;
+    memcpy(&b, &t.x[i], sizeof b);
+    b = EXPONENT(b);
+    memcpy(&s, &b, sizeof s);
+    r.x[i] = x.x[i] < min ? 0 : p.x[i] * s;
+  }
+  return r;
+}
+#define v_pin(x) (void)0
+V void v_transpose(vf r[VL]) {
+  EACH for (int k = 0; k < i; k++) {
+    real t = r[i].x[k];
+    r[i].x[k] = r[k].x[i];
+    r[k].x[i] = t;
+  }
+}

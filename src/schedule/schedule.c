@@ -1,0 +1,80 @@
+#include "schedule/schedule.h"
+
+#include "base/order1.h"
+
+enum {
+  PANEL_MEMORY = 384 << 10, /* of the panels that share one pass over K and V: they stay in the second-level cache */
+  MAX_PANELS = 16,
+  ENOUGH_TASKS = 16         /* fewer are divided further */
+};
+
+void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last) {
+  int64_t low = INT64_MAX, high = 0;
+  for (int64_t b = 0; b < p->p.batch; b++) {
+    qkv__entry e;
+    qkv__entry_of(p, b, &e);
+    if (e.b0 >= e.b1) continue;
+    low = QKV_MIN(low, e.position_k / QKV_SPLIT);
+    high = QKV_MAX(high, (e.position_k + e.b1 - e.b0 - 1) / QKV_SPLIT + 1);
+  }
+  *first = low < high ? low : 0;
+  *last = high;
+}
+
+static int64_t tasks_of(const qkv__entry *e, int64_t group, int64_t task_rows) {
+  const int64_t rows = group * e->nq;
+  return e->rows == 0 ? 0 : rows == 0 ? 1 : (rows + task_rows - 1) / task_rows;
+}
+
+int64_t qkv__count_tasks(const qkv__engine *g, int64_t task_rows) {
+  int64_t n = 0;
+  for (int64_t b = 0; b < g->p->p.batch; b++) {
+    qkv__entry e;
+    qkv__entry_of(g->p, b, &e);
+    n += tasks_of(&e, g->p->group, task_rows);
+  }
+  return n * g->p->p.num_kv_heads;
+}
+
+void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) {
+  const qkv_problem *p = &g->p->p;
+  const int64_t panel_bytes = (p->head_dim + 2 * p->head_dim_v) * g->w * g->k->real_bytes;
+  const int64_t panels_needed = (g->p->group * g->p->max_rows + g->w - 1) / g->w;
+  int64_t first, last;
+  s->panels = QKV_MAX(1, QKV_MIN(QKV_MIN(PANEL_MEMORY / panel_bytes, MAX_PANELS), panels_needed));
+  while (s->panels > 1 && qkv__count_tasks(g, s->panels * g->w) < ENOUGH_TASKS) s->panels = (s->panels + 1) / 2;
+  s->task_rows = s->panels * g->w;
+  s->row_tasks = qkv__count_tasks(g, s->task_rows);
+  qkv__split_range(g->p, &first, &last);
+  s->nodes = 1;
+  s->level = 0;
+  s->first_node = 0;
+  s->spares = qkv__tree_spares(last - first);
+  if (!whole_keys && s->row_tasks > 0 && last - first > 1 && (s->row_tasks < ENOUGH_TASKS / 2 || (g->flags & QKV_FORCE_SPLIT))) {
+    /* the highest level whose nodes are enough */
+    int level = 0;
+    while (((last - 1) >> (level + 1)) - (first >> (level + 1)) + 1 > 1 &&
+           s->row_tasks * (((last - 1) >> (level + 1)) - (first >> (level + 1)) + 1) >= ENOUGH_TASKS && !(g->flags & QKV_FORCE_SPLIT))
+      level++;
+    s->level = level;
+    s->first_node = first >> level;
+    s->nodes = ((last - 1) >> level) - s->first_node + 1;
+  }
+  s->tasks = s->row_tasks * s->nodes;
+}
+
+void qkv__schedule_task(const qkv__engine *g, const qkv__schedule *s, int64_t task, qkv__task *t) {
+  int64_t r = s->row_tasks - 1 - task / s->nodes, n = 0;
+  t->node = task % s->nodes;
+  for (int64_t b = 0;; b++) {
+    qkv__entry_of(g->p, b, &t->e);
+    n = tasks_of(&t->e, g->p->group, s->task_rows);
+    if (r < n * g->p->p.num_kv_heads) break;
+    r -= n * g->p->p.num_kv_heads;
+  }
+  t->kv_head = r % g->p->p.num_kv_heads;
+  r /= g->p->p.num_kv_heads;
+  t->first = r == 0;
+  t->f0 = r * s->task_rows;
+  t->f1 = QKV_MIN(t->f0 + s->task_rows, g->p->group * t->e.nq);
+}

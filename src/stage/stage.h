@@ -1,0 +1,15 @@
+/* Loaders and storers: any dtype and strides <-> contiguous rows of the arithmetic's type. A dtype is one row of the table in
+ * stage.c. */
+#ifndef QKV_STAGE_STAGE_H
+#define QKV_STAGE_STAGE_H
+
+#include <qkv/qkv.h>
+
+/* Rows the kernels can read in place: the arithmetic's type, and unit stride along a row. */
+int qkv__stage_direct(const qkv_tensor *t, int f64);
+/* to[rows][columns] (row stride ld) of the arithmetic's type = from[rows][columns] */
+void qkv__stage_load(void *to, int64_t ld, int f64, const qkv_tensor *t, const void *from, int64_t rows, int64_t columns);
+/* The reverse. */
+void qkv__stage_store(const qkv_tensor *t, void *to, const void *from, int64_t ld, int f64, int64_t rows, int64_t columns);
+
+#endif

@@ -1,0 +1,336 @@
+#include "prove.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compare.h"
+#include "executor.h"
+
+bool prove_fact(const char *text, const char *name, char *value, size_t bytes) {
+  size_t length = strlen(name);
+  for (const char *line = text; line != NULL && *line != 0;) {
+    const char *end = strchr(line, '\n');
+    if (strncmp(line, name, length) == 0 && strncmp(line + length, ": ", 2) == 0) {
+      const char *from = line + length + 2;
+      size_t n = end != NULL ? (size_t)(end - from) : strlen(from);
+      n = n < bytes ? n : bytes - 1;
+      memcpy(value, from, n);
+      value[n] = 0;
+      return true;
+    }
+    line = end != NULL ? end + 1 : NULL;
+  }
+  return false;
+}
+
+int prove_isas(const char *names[PROVE_MAX_ISAS]) {
+  static const char *const known[] = {"avx512", "avx2", "neon", "portable", "reference"};
+  static const float zeros[4];
+  static float result;
+  int count = 0;
+  qkv_problem p = qkv_problem_default();
+  p.batch = p.num_heads = p.seqlen_q = p.seqlen_kv = p.head_dim = 1;
+  p.q = p.k = p.v = qkv_bhsd(zeros, QKV_F32, 1, 1, 1);
+  p.out = qkv_bhsd(&result, QKV_F32, 1, 1, 1);
+  for (size_t n = 0; n < sizeof known / sizeof known[0]; n++) {
+    qkv_context c = qkv_context_default();
+    c.isa_cap = known[n];
+    char text[4096], isa[64];
+    if (qkv_describe(&c, &p, text, sizeof text) == QKV_OK && prove_fact(text, "isa", isa, sizeof isa) &&
+        strncmp(isa, known[n], strlen(known[n])) == 0) {
+      names[count++] = known[n];
+    }
+  }
+  return count;
+}
+
+/* ---- One problem ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct proof {
+  problem_case c;
+  qkv_problem expected; /* the problem with out and lse in memory of their own */
+  void *out, *lse;
+  prove_report *report;
+} proof;
+
+static bool fails(prove_report *r, const char *who, const char *what) {
+  if (r->passed) {
+    snprintf(r->text, sizeof r->text, "%s: %s", who, what);
+  }
+  r->passed = false;
+  return false;
+}
+
+static void *copy(const problem_buffer *b) {
+  void *to = malloc(b->bytes + 1);
+  if (to != NULL && b->bytes > 0) {
+    memcpy(to, b->begin, b->bytes);
+  }
+  return to;
+}
+
+static bool keep_expected(proof *f) {
+  const problem_buffer *out = &f->c.buffer[PROBLEM_BUFFER_OUT], *lse = &f->c.buffer[PROBLEM_BUFFER_LSE];
+  f->expected = f->c.problem;
+  f->out = copy(out);
+  f->lse = copy(lse);
+  if (f->out == NULL || f->lse == NULL) {
+    return fails(f->report, "test", "no memory");
+  }
+  f->expected.out.data = (char *)f->out + ((unsigned char *)f->c.problem.out.data - out->begin);
+  if (f->c.problem.lse.data != NULL) {
+    f->expected.lse.data = (char *)f->lse + ((unsigned char *)f->c.problem.lse.data - lse->begin);
+  }
+  return true;
+}
+
+/* Runs with scratch of exactly the size asked for, filled with NaN, at an odd address now and then. */
+static qkv_status run(const proof *f, const qkv_context *context, const qkv_problem *p) {
+  size_t bytes = 0;
+  f->report->runs++;
+  if (f->report->runs % 4 == 0) {
+    return qkv_forward(context, p, NULL, 0);
+  }
+  qkv_status status = qkv_scratch(context, p, &bytes);
+  if (status != QKV_OK) {
+    return status;
+  }
+  problem_buffer scratch;
+  if (!problem_buffer_make(&scratch, bytes, f->c.flags)) {
+    return QKV_NO_MEMORY;
+  }
+  memset(scratch.begin, 0xff, bytes);
+  status = qkv_forward(context, p, scratch.begin, bytes);
+  problem_buffer_free(&scratch);
+  return status;
+}
+
+static bool judge(proof *f, const char *who, qkv_status status) {
+  compare_report report;
+  if (status != QKV_OK) {
+    return fails(f->report, who, qkv_status_text(status));
+  }
+  if (!compare_outputs(&f->expected, &f->c.problem, &report)) {
+    return fails(f->report, who, report.text);
+  }
+  if (!problem_gaps_intact(&f->c)) {
+    return fails(f->report, who, "memory between the elements of an output was written");
+  }
+  return true;
+}
+
+static bool one_run(proof *f, const qkv_context *context, const char *who) {
+  problem_clear_outputs(&f->c);
+  return judge(f, who, run(f, context, &f->c.problem));
+}
+
+static bool with_executors(proof *f, const char *isa) {
+  static const struct {
+    executor_kind kind;
+    int32_t workers;
+  } cases[] = {{EXECUTOR_REVERSED, 3}, {EXECUTOR_SHUFFLED, 64}, {EXECUTOR_THREADS, 2},
+               {EXECUTOR_THREADS, 3},  {EXECUTOR_SCATTERED, 4}, {EXECUTOR_SERIAL, 5}};
+  for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+    executor e = executor_make(cases[n].kind, cases[n].workers, f->c.spec.seed);
+    qkv_context context = executor_context(&e);
+    context.isa_cap = isa;
+    char who[96];
+    snprintf(who, sizeof who, "isa %s, executor %s, %d workers", isa, executor_name(cases[n].kind), (int)cases[n].workers);
+    if (!one_run(f, &context, who)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool with_flags(proof *f, const char *isa) {
+  static const uint32_t flags[] = {QKV_FORCE_PARTIAL, QKV_FORCE_PARTIAL | QKV_FORCE_SELECT, QKV_FORCE_STAGE, QKV_FORCE_SPLIT,
+                                   QKV_NO_SKIP, 31};
+  for (size_t n = 0; n < sizeof flags / sizeof flags[0]; n++) {
+    executor e = executor_make(EXECUTOR_SHUFFLED, 4, f->c.spec.seed);
+    qkv_context context = executor_context(&e);
+    context.isa_cap = isa;
+    context.flags = flags[n];
+    char who[96];
+    snprintf(who, sizeof who, "isa %s, flags %u", isa, (unsigned)flags[n]);
+    if (!one_run(f, &context, who)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool alone(proof *f, const char *isa) {
+  const qkv_problem *p = &f->c.problem;
+  qkv_context context = qkv_context_default();
+  context.isa_cap = isa;
+  problem_clear_outputs(&f->c);
+  qkv_status status = QKV_OK;
+  for (int64_t b = 0; b < p->batch && status == QKV_OK; b++) {
+    for (int64_t h = 0; h < p->num_kv_heads && status == QKV_OK; h++) {
+      problem_view view;
+      problem_view_entry(&view, p, b, h, h + 1);
+      status = run(f, &context, &view.problem);
+    }
+  }
+  char who[96];
+  snprintf(who, sizeof who, "isa %s, each entry and head alone", isa);
+  return judge(f, who, status);
+}
+
+static bool prove(proof *f, const prove_options *options) {
+  const qkv_problem *p = &f->c.problem;
+  char text[256];
+  if (qkv_check(p, text, sizeof text) != QKV_OK) {
+    return fails(f->report, "qkv_check", text);
+  }
+  qkv_context context = qkv_context_default();
+  context.isa_cap = "reference";
+  qkv_status status = run(f, &context, p);
+  if (status != QKV_OK) {
+    return fails(f->report, "isa reference", qkv_status_text(status));
+  }
+  if (!problem_gaps_intact(&f->c)) {
+    return fails(f->report, "isa reference", "memory between the elements of an output was written");
+  }
+  if (options->what & PROVE_ORACLE) {
+    compare_report report;
+    bool accepted = compare_oracle(p, 1, &report);
+    f->report->worst = report.worst;
+    if (!accepted) {
+      return fails(f->report, "isa reference against the oracle", report.text);
+    }
+  }
+  if (!keep_expected(f)) {
+    return false;
+  }
+  const char *isas[PROVE_MAX_ISAS];
+  int count = prove_isas(isas);
+  if (options->isa != NULL) {
+    isas[0] = options->isa;
+    count = 1;
+  }
+  for (int n = 0; n < count; n++) {
+    context.isa_cap = isas[n];
+    char who[96];
+    snprintf(who, sizeof who, "isa %s", isas[n]);
+    if ((options->what & PROVE_ISAS) && !one_run(f, &context, who)) {
+      return false;
+    }
+    if ((options->what & PROVE_FORCED) && !with_flags(f, isas[n])) {
+      return false;
+    }
+  }
+  const char *best = count > 0 ? isas[0] : "reference";
+  if ((options->what & PROVE_EXECUTORS) && !with_executors(f, best)) {
+    return false;
+  }
+  return !(options->what & PROVE_SPLIT) || alone(f, best);
+}
+
+bool prove_problem(const problem_spec *spec, const prove_options *options, prove_report *report) {
+  proof *f = calloc(1, sizeof *f);
+  memset(report, 0, sizeof *report);
+  report->passed = true;
+  if (f == NULL) {
+    return fails(report, "test", "no memory");
+  }
+  f->report = report;
+  unsigned flags = (options->what & PROVE_GUARDS) == 0 ? 0 : spec->seed & 1 ? PROBLEM_GUARD_BEGIN : PROBLEM_GUARD_END;
+  bool passed = problem_build(&f->c, spec, flags) ? prove(f, options) : fails(report, "test", "no memory");
+  problem_free(&f->c);
+  free(f->out);
+  free(f->lse);
+  free(f);
+  return passed;
+}
+
+/* ---- Shrinking ------------------------------------------------------------------------------------------------------------- */
+
+static void drop_mask(problem_spec *s, int n) {
+  for (int k = n; k + 1 < s->mask_count; k++) {
+    s->mask[k] = s->mask[k + 1];
+  }
+  s->mask_count--;
+  s->mask[0].join = false;
+}
+
+/* The which-th smaller neighbour. False: there is none of that number; an unchanged spec is no step. */
+static bool smaller(problem_spec *s, int which) {
+  int64_t *extents[] = {&s->batch, &s->seqlen_q, &s->seqlen_kv, &s->head_dim, &s->head_dim_v};
+  if (which < 15) {
+    int64_t *n = extents[which % 5], least = which % 5 >= 3 ? 1 : 0;
+    *n = which < 5 ? *n / 2 : which < 10 ? *n - 1 : *n < 64 ? *n : *n / 64 * 64;
+    *n = *n > least ? *n : least;
+    return true;
+  }
+  switch (which - 15) {
+    case 0: s->num_heads = s->num_kv_heads; return true;
+    case 1:
+      if (s->num_kv_heads > 1) {
+        s->num_heads /= s->num_kv_heads;
+        s->num_kv_heads = 1;
+      }
+      return true;
+    case 2: s->layout = PROBLEM_BHSD; return true;
+    case 3: s->data = PROBLEM_PLAIN; return true;
+    case 4: s->nan = PROBLEM_NO_NAN; return true;
+    case 5: s->bias = PROBLEM_NO_BIAS; return true;
+    case 6: s->alibi = false; return true;
+    case 7: s->sinks = false; return true;
+    case 8: s->lengths = false; return true;
+    case 9: s->kvpos = false; return true;
+    case 10: s->ragged_q = false; return true;
+    case 11: s->ragged_kv = false; return true;
+    case 12: s->lse = false; return true;
+    case 13: s->scale = 0; return true;
+    case 14: s->softcap = 0; return true;
+    case 15: s->align = QKV_ALIGN_END; return true;
+    case 16: s->algorithm = QKV_FLASH; return true;
+    case 17: s->seed = s->seed > 20 ? s->seed % 20 : s->seed; return true;
+    case 18: s->dtype = QKV_F32; return true;
+    default: break;
+  }
+  which -= 15 + 19;
+  if (which < s->mask_count) {
+    drop_mask(s, which);
+    return true;
+  }
+  which -= s->mask_count;
+  if (which < s->mask_count) {
+    s->mask[which].a /= 2;
+    return true;
+  }
+  which -= s->mask_count;
+  if (which < s->mask_count) {
+    s->mask[which].b /= 2;
+    return true;
+  }
+  return false;
+}
+
+void prove_shrink(problem_spec *spec, const prove_options *options, int tries) {
+  bool shrunk = true;
+  while (shrunk) {
+    shrunk = false;
+    for (int which = 0; tries > 0; which++) {
+      problem_spec candidate = *spec;
+      char before[PROBLEM_TEXT_BYTES], after[PROBLEM_TEXT_BYTES];
+      if (!smaller(&candidate, which)) {
+        break;
+      }
+      problem_print(spec, before, sizeof before);
+      problem_print(&candidate, after, sizeof after);
+      prove_report report;
+      if (strcmp(before, after) == 0 || !problem_valid(&candidate, NULL, 0)) {
+        continue;
+      }
+      tries--;
+      if (!prove_problem(&candidate, options, &report)) {
+        *spec = candidate;
+        shrunk = true;
+      }
+    }
+  }
+}

@@ -1,0 +1,348 @@
+/* The verb bench and what it measures with. Linked with --wrap=qkv_forward: a test can spoil results, or interrupt a run. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cli.h"
+#include "machine.h"
+#include "npy.h"
+
+static char folder[] = "/tmp/qkv-bench-XXXXXX";
+
+/* ---- A library with a fault --------------------------------------------------------------------------------------- */
+
+static int spoil;            /* the last row of each result is wrong */
+static int leave_unwritten;  /* the last row of each result is not written */
+static int64_t interrupt_at; /* a call of this length brings SIGINT; 0: never */
+
+qkv_status __real_qkv_forward(const qkv_context *c, const qkv_problem *p, void *scratch, size_t bytes);
+qkv_status __wrap_qkv_forward(const qkv_context *c, const qkv_problem *p, void *scratch, size_t bytes);
+
+qkv_status __wrap_qkv_forward(const qkv_context *c, const qkv_problem *p, void *scratch, size_t bytes) {
+  if (interrupt_at > 0 && p->seqlen_q == interrupt_at) raise(SIGINT);
+  qkv_status status = __real_qkv_forward(c, p, scratch, bytes);
+  if (status == QKV_OK && (spoil || leave_unwritten) && p->out.dtype == QKV_F32) {
+    int64_t dim = p->head_dim_v ? p->head_dim_v : p->head_dim;
+    float *last = (float *)p->out.data + (p->num_heads - 1) * p->out.stride[1] + (p->seqlen_q - 1) * p->out.stride[2];
+    if (spoil) last[dim / 2] += 1e-3F;
+    if (leave_unwritten) memset(last, 0xff, sizeof *last);
+  }
+  return status;
+}
+
+/* ---- Running the verb ---------------------------------------------------------------------------------------------- */
+
+static const char *path_of(const char *name) {
+  static char text[4][256];
+  static int next;
+  char *to = text[next++ % 4];
+  snprintf(to, sizeof text[0], "%s/%s", folder, name);
+  return to;
+}
+
+static char *read_file(const char *name) {
+  FILE *f = fopen(path_of(name), "rb");
+  if (!f) return NULL;
+  char *text = calloc(1, 1 << 20);
+  assert_non_null(text);
+  assert_true(fread(text, 1, (1 << 20) - 1, f) < (1 << 20) - 1);
+  fclose(f);
+  return text;
+}
+
+/* Runs `qkv bench ...` in a process of its own, its output in out and err of the folder; returns the exit status. */
+static int run_bench(const char *first, ...) {
+  char *argv[40] = {(char *)(uintptr_t) "bench"};
+  int argc = 1;
+  va_list list;
+  va_start(list, first);
+  for (const char *a = first; a; a = va_arg(list, const char *)) argv[argc++] = (char *)(uintptr_t)a;
+  va_end(list);
+  fflush(NULL);
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    if (!freopen(path_of("out"), "w", stdout) || !freopen(path_of("err"), "w", stderr)) _exit(99);
+    int status = qkv_cli_bench(argc, argv);
+    fflush(NULL);
+    _exit(status);
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+static void assert_said(const char *file, const char *what) {
+  char *text = read_file(file);
+  assert_non_null(text);
+  if (!strstr(text, what)) fail_msg("'%s' is not in %s:\n%s", what, file, text);
+  free(text);
+}
+
+static cJSON *read_json(const char *name) {
+  char *text = read_file(name);
+  assert_non_null(text);
+  cJSON *json = cJSON_Parse(text);
+  if (!json) fail_msg("no JSON: %s", text);
+  free(text);
+  return json;
+}
+
+static double number(const cJSON *row, const char *name) {
+  const cJSON *x = cJSON_GetObjectItemCaseSensitive(row, name);
+  if (!cJSON_IsNumber(x)) fail_msg("no number %s", name);
+  return x->valuedouble;
+}
+
+static int length(const cJSON *json, const char *name) {
+  const cJSON *x = cJSON_GetObjectItemCaseSensitive(json, name);
+  assert_true(cJSON_IsArray(x));
+  return cJSON_GetArraySize(x);
+}
+
+/* ---- Tests --------------------------------------------------------------------------------------------------------- */
+
+static void test_machine(void **state) {
+  (void)state;
+  char cpu[256];
+  machine_describe(cpu, sizeof cpu);
+  assert_true(strlen(cpu) > 0);
+  char cut[4];
+  machine_describe(cut, sizeof cut);
+  assert_true(strlen(cut) <= 3);
+  assert_true(machine_cpus() >= 1);
+  assert_true(machine_memory_total() > 0);
+  assert_true(machine_memory_free() > 0 && machine_memory_free() <= machine_memory_total());
+  machine_cache cache[2];
+  assert_in_range(machine_caches(cache, 2), 0, 2);
+
+  assert_true(machine_peak_gflops(QKV_F32, "bogus") == 0);
+  double scalar = machine_peak_gflops(QKV_F32, "portable"), best = machine_peak_gflops(QKV_F32, machine_best_isa());
+  assert_true(scalar > 0.01);
+  assert_true(best > 0.7 * scalar);
+  assert_true(machine_peak_gflops(QKV_F64, machine_best_isa()) > 0.01);
+}
+
+static void test_meter(void **state) {
+  (void)state;
+  qkv_context context = qkv_context_default();
+  machine_meter_begin(&context);
+  unsigned char *a = context.alloc(context.self, 1000, 64), *b = context.alloc(context.self, 3000, 65536);
+  assert_non_null(a);
+  assert_non_null(b);
+  assert_int_equal((uintptr_t)a % 64, 0);
+  assert_int_equal((uintptr_t)b % 65536, 0);
+  memset(a, 1, 1000);
+  memset(b, 1, 3000);
+  context.release(context.self, a);
+  context.release(context.self, b);
+  a = context.alloc(context.self, 2000, 64);
+  context.release(context.self, a);
+  assert_int_equal(machine_meter_end(&context, 500), 4500);
+  assert_null(context.alloc);
+  assert_null(context.release);
+
+  /* Memory that nobody asked the context for shows too, where the system lets the high-water mark be set back. */
+  machine_meter_begin(&context);
+  size_t bytes = (size_t)48 << 20;
+  void *hidden = machine_map(bytes);
+  assert_non_null(hidden);
+  memset(hidden, 1, bytes);
+  machine_unmap(hidden, bytes);
+  size_t seen = machine_meter_end(&context, 0);
+  assert_true(seen == 0 || (seen > bytes / 2 && seen < 2 * bytes));
+}
+
+static void test_rows(void **state) {
+  (void)state;
+  assert_int_equal(run_bench("--seqlen", "64,100", "--heads", "4", "--kv-heads", "2", "--head-dim", "16/24", "--mask",
+                             "causal,none", "--algorithm", "standard,flash", "--repeat", "1", "--json", path_of("rows"),
+                             NULL),
+                   0);
+  assert_said("out", "standard  agrees with float64");
+  assert_said("out", "flash     agrees with float64");
+  cJSON *json = read_json("rows");
+  assert_int_equal(length(json, "rows"), 8);
+  assert_int_equal(length(json, "skipped") + length(json, "wrong"), 0);
+  assert_true(strlen(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "machine"), "cpu")->valuestring) > 0);
+  for (int i = 0; i < 8; i++) {
+    const cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), i);
+    double n = number(row, "seqlen_q"), seconds = number(row, "seconds"), gflops = number(row, "gflops");
+    int causal = strcmp(cJSON_GetObjectItem(row, "mask")->valuestring, "causal") == 0;
+    int standard = strcmp(cJSON_GetObjectItem(row, "algorithm")->valuestring, "standard") == 0;
+    assert_true(n == 64 || n == 100);
+    assert_true(number(row, "seqlen_kv") == n);
+    assert_true(number(row, "num_heads") == 4 && number(row, "num_kv_heads") == 2);
+    assert_true(number(row, "head_dim") == 16 && number(row, "head_dim_v") == 24);
+    assert_true(number(row, "threads") == 1 && number(row, "batch") == 1);
+    assert_string_equal(cJSON_GetObjectItem(row, "dtype")->valuestring, "f32");
+    assert_string_equal(cJSON_GetObjectItem(row, "direction")->valuestring, "fwd");
+    assert_true(strlen(cJSON_GetObjectItem(row, "isa")->valuestring) > 0);
+    /* Useful operations are those of visible pairs. */
+    double flops = 4 * (causal ? n * (n + 1) / 2 : n * n) * 2 * (16 + 24);
+    assert_true(seconds > 0 && gflops * seconds * 1e9 > 0.999 * flops && gflops * seconds * 1e9 < 1.001 * flops);
+    double share = number(row, "peak_share"), peak = number(row, "peak_gflops");
+    assert_true(share > 0 && peak > 0 && share * peak > 0.999 * gflops && share * peak < 1.001 * gflops);
+    assert_true(!standard || number(row, "extra_bytes") >= 4 * n * n * 4);
+    assert_true(number(row, "error") <= number(row, "error_bound"));
+  }
+  cJSON_Delete(json);
+}
+
+static void test_types(void **state) {
+  (void)state;
+  assert_int_equal(run_bench("--seqlen", "33", "--seqlen-kv", "65", "--head-dim", "8", "--dtype", "f32,f64", "--isa",
+                             "portable,reference", "--mask", "causal & window(9,0)", "--threads", "2", "--repeat", "1",
+                             "--json", path_of("types"), NULL),
+                   0);
+  cJSON *json = read_json("types");
+  assert_int_equal(length(json, "rows"), 4);
+  cJSON_Delete(json);
+  assert_said("out", "n_kv");
+}
+
+static void test_wrong_results_get_no_numbers(void **state) {
+  (void)state;
+  for (int kind = 0; kind < 2; kind++) {
+    spoil = kind == 0;
+    leave_unwritten = kind == 1;
+    int status =
+        run_bench("--seqlen", "64", "--head-dim", "16", "--mask", "none", "--repeat", "1", "--json", path_of("wrong"), NULL);
+    spoil = leave_unwritten = 0;
+    assert_int_equal(status, 1);
+    assert_said("out", "WRONG");
+    assert_said("out", "row 63");
+    assert_said("err", "1 of 1 results are wrong");
+    cJSON *json = read_json("wrong");
+    assert_int_equal(length(json, "rows"), 0);
+    assert_int_equal(length(json, "wrong"), 1);
+    assert_null(cJSON_GetObjectItem(cJSON_GetArrayItem(cJSON_GetObjectItem(json, "wrong"), 0), "seconds"));
+    cJSON_Delete(json);
+  }
+}
+
+static void test_interrupt_leaves_what_is_complete(void **state) {
+  (void)state;
+  interrupt_at = 130;
+  int status = run_bench("--seqlen", "64,130,65", "--head-dim", "8", "--mask", "none", "--repeat", "1", "--json",
+                         path_of("stopped"), NULL);
+  interrupt_at = 0;
+  assert_int_equal(status, 128 + SIGINT);
+  assert_said("out", "agrees with float64");
+  assert_said("err", "interrupted; 1 of 3 rows are complete");
+  cJSON *json = read_json("stopped");
+  assert_int_equal(length(json, "rows"), 1);
+  assert_true(cJSON_IsTrue(cJSON_GetObjectItem(json, "interrupted")));
+  cJSON_Delete(json);
+}
+
+static void test_skips_what_does_not_fit(void **state) {
+  (void)state;
+  assert_int_equal(run_bench("--seqlen", "64,2000000", "--heads", "1", "--head-dim", "1", "--mask", "none", "--algorithm",
+                             "standard", "--repeat", "1", "--json", path_of("skipped"), NULL),
+                   0);
+  assert_said("out", "skipped: the scores of standard at n = 2000000 would take 14.6 TiB");
+  cJSON *json = read_json("skipped");
+  assert_int_equal(length(json, "rows"), 1);
+  assert_int_equal(length(json, "skipped"), 1);
+  cJSON_Delete(json);
+}
+
+static void test_inputs_repeat(void **state) {
+  (void)state;
+  const int64_t shape[3] = {2, 40, 8};
+  array a;
+  assert_int_equal(array_alloc(&a, QKV_F32, 3, shape), 0);
+  for (int i = 0; i < 2 * 40 * 8; i++) ((float *)a.data)[i] = (float)(i * 37 % 101) / 50 - 1;
+  char error[256];
+  char name[256];
+  snprintf(name, sizeof name, "%s", path_of("input.npy"));
+  assert_int_equal(npy_write(name, &a, error, sizeof error), 0);
+  assert_int_equal(run_bench("--input-q", name, "--input-k", name, "--input-v", name, "--seqlen", "20,100", "--mask",
+                             "causal", "--compare", "--repeat", "1", NULL),
+                   0);
+  assert_said("out", "a longer n continues from their start");
+  assert_said("out", "standard / flash");
+  ((float *)a.data)[5] = (float)strtod("nan", NULL);
+  assert_int_equal(npy_write(name, &a, error, sizeof error), 0);
+  assert_int_equal(run_bench("--input-q", name, "--input-k", name, "--input-v", name, NULL), 1);
+  assert_said("err", "not finite");
+  array_free(&a);
+}
+
+static void test_charts(void **state) {
+  (void)state;
+  if (system("command -v gnuplot >/dev/null 2>&1") != 0) skip();
+  assert_int_equal(run_bench("--seqlen", "64,128", "--head-dim", "8", "--mask", "none", "--repeat", "1", "--compare",
+                             "--chart", "--plot", path_of("chart.svg"), "--plot", path_of("chart.png"), NULL),
+                   0);
+  assert_said("out", "extra memory of a call");
+  assert_said("chart.svg", "<svg");
+  char *png = read_file("chart.png");
+  assert_non_null(png);
+  assert_memory_equal(png, "\x89PNG", 4);
+  free(png);
+}
+
+static void test_usage(void **state) {
+  (void)state;
+  static const char *const bad[][3] = {{"--seqlen", "64,,128", "empty"},
+                                       {"--seqlen", "0", "--seqlen"},
+                                       {"--seqlen", "6x", "6x"},
+                                       {"--dtype", "f16", "none of f32, f64"},
+                                       {"--algorithm", "fast", "none of flash, standard"},
+                                       {"--isa", "mmx", "mmx"},
+                                       {"--head-dim", "64/0", "--head-dim"},
+                                       {"--mask", "causl", "causl"},
+                                       {"--direction", "bwd", "fwd only"},
+                                       {"--plot", "chart.pdf", ".svg or .png"},
+                                       {"--input-q", "q.npy", "together"},
+                                       {"--nothing", "x", "--nothing"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    assert_int_equal(run_bench(bad[i][0], bad[i][1], NULL), 2);
+    assert_said("err", bad[i][2]);
+  }
+  assert_int_equal(run_bench("--heads", "3", "--kv-heads", "2", "--seqlen", "8", NULL), 1);
+  assert_said("out", "3 query heads are no multiple of 2 key-value heads");
+  assert_int_equal(run_bench("--seqlen", "8", "--json", "/nowhere/at/all", NULL), 1);
+  assert_said("err", "/nowhere/at/all");
+  assert_int_equal(run_bench("--help", NULL), 0);
+  assert_said("out", "--compare");
+}
+
+static int make_folder(void **state) {
+  (void)state;
+  return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state) {
+  (void)state;
+  static const char *const name[] = {"out",     "err",     "rows",      "types",     "wrong",
+                                     "stopped", "skipped", "input.npy", "chart.svg", "chart.png"};
+  for (size_t i = 0; i < sizeof name / sizeof *name; i++) unlink(path_of(name[i]));
+  return rmdir(folder); /* fails if a temporary file was left behind */
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_machine),
+      cmocka_unit_test(test_meter),
+      cmocka_unit_test(test_rows),
+      cmocka_unit_test(test_types),
+      cmocka_unit_test(test_wrong_results_get_no_numbers),
+      cmocka_unit_test(test_interrupt_leaves_what_is_complete),
+      cmocka_unit_test(test_skips_what_does_not_fit),
+      cmocka_unit_test(test_inputs_repeat),
+      cmocka_unit_test(test_charts),
+      cmocka_unit_test(test_usage),
+  };
+  return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
