@@ -39,7 +39,8 @@ int cli_status_failure(qkv_status status, const qkv_problem *problem);
  * letter have values from CLI_OPTION on; those that every verb has are in CLI_COMMON_OPTIONS and are answered by
  * cli_getopt itself: --version here, --help by `help`, and it returns CLI_DONE. */
 enum { CLI_OPTION = 256, CLI_DONE = 255 };
-#define CLI_COMMON_OPTIONS {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'V'}, {NULL, 0, NULL, 0}
+#define CLI_COMMON_OPTIONS \
+  {"help", no_argument, NULL, 'h'}, {"version", no_argument, NULL, 'V'}, { NULL, 0, NULL, 0 }
 int cli_getopt(int argc, char **argv, const struct option *options, void (*help)(void));
 /* The name of the option that cli_getopt returned last, with its dashes, for messages. */
 const char *cli_option_name(void);

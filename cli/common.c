@@ -13,7 +13,7 @@
 
 #include "file.h"
 
-/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
 static const char *verb_name = "";
 
@@ -56,7 +56,7 @@ int cli_status_failure(qkv_status status, const qkv_problem *problem) {
   return cli_failure("%s", qkv_status_text(status));
 }
 
-/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 static const char *current_option = "";
 
@@ -78,19 +78,19 @@ int cli_getopt(int argc, char **argv, const struct option *options, void (*help)
   opterr = 0;
   int value = getopt_long(argc, argv, ":hV", options, NULL);
   switch (value) {
-    case 'h': help(); return CLI_DONE;
-    case 'V': cli_print_version(); return CLI_DONE;
-    case ':': cli_usage("option '%s' needs an argument", argv[optind - 1]); return '?';
-    case '?':
-      if (optopt >= CLI_OPTION || (optopt != 0 && strchr("hV", optopt) != NULL)) {
-        cli_usage("option '%s' takes no argument", argv[optind - 1]);
-      } else if (optopt != 0) {
-        cli_usage("unknown option '-%c'", optopt);
-      } else {
-        cli_usage("unknown or ambiguous option '%s'", argv[optind - 1]);
-      }
-      return '?';
-    default: remember_option(options, value); return value;
+  case 'h': help(); return CLI_DONE;
+  case 'V': cli_print_version(); return CLI_DONE;
+  case ':': cli_usage("option '%s' needs an argument", argv[optind - 1]); return '?';
+  case '?':
+    if (optopt >= CLI_OPTION || (optopt != 0 && strchr("hV", optopt) != NULL)) {
+      cli_usage("option '%s' takes no argument", argv[optind - 1]);
+    } else if (optopt != 0) {
+      cli_usage("unknown option '-%c'", optopt);
+    } else {
+      cli_usage("unknown or ambiguous option '%s'", argv[optind - 1]);
+    }
+    return '?';
+  default: remember_option(options, value); return value;
   }
 }
 
@@ -192,7 +192,7 @@ const char *cli_isa_cap(const char *option) {
   return name != NULL && name[0] != 0 ? name : NULL;
 }
 
-/* ---- Signals ------------------------------------------------------------------------------------------------------------- */
+/* ---- Signals ----------------------------------------------------------------------------------------------------- */
 
 static int32_t cancel_flag;
 static volatile sig_atomic_t signal_number;
@@ -233,7 +233,7 @@ int cli_interrupted_failure(const char *consequence) {
   return 128 + (signal_number != 0 ? (int)signal_number : SIGINT);
 }
 
-/* ---- Facts --------------------------------------------------------------------------------------------------------------- */
+/* ---- Facts ------------------------------------------------------------------------------------------------------- */
 
 char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_status *status) {
   size_t bytes = 4096;
@@ -314,7 +314,7 @@ int cli_print_json(cJSON *object) {
   return CLI_OK;
 }
 
-/* ---- The machine around --------------------------------------------------------------------------------------------------- */
+/* ---- The machine around ------------------------------------------------------------------------------------------ */
 
 double cli_seconds(void) {
   struct timespec now;

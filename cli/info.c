@@ -65,7 +65,7 @@ typedef struct facts {
   double peak_f32, peak_f64, read_one, read_all; /* 0: not measured */
 } facts;
 
-static void print_json(const facts *f) {
+static int print_json(const facts *f) {
   cJSON *object = cJSON_CreateObject();
   cJSON_AddStringToObject(object, "version", f->version);
   cJSON_AddNumberToObject(object, "order", qkv_order());
@@ -89,7 +89,7 @@ static void print_json(const facts *f) {
   if (f->peak_f64 > 0) cJSON_AddNumberToObject(object, "peak_gflops_f64", f->peak_f64);
   if (f->read_one > 0) cJSON_AddNumberToObject(object, "read_gbps_one_thread", f->read_one);
   if (f->read_all > 0) cJSON_AddNumberToObject(object, "read_gbps_all_threads", f->read_all);
-  cli_print_json(object);
+  return cli_print_json(object);
 }
 
 static void print_text(const facts *f) {
@@ -118,9 +118,8 @@ static void print_text(const facts *f) {
 
 int qkv_cli_info(int argc, char **argv) {
   enum { OPT_JSON = CLI_OPTION, OPT_NO_MEASURE };
-  static const struct option options[] = {{"json", no_argument, NULL, OPT_JSON},
-                                          {"no-measure", no_argument, NULL, OPT_NO_MEASURE},
-                                          CLI_COMMON_OPTIONS};
+  static const struct option options[] = {
+      {"json", no_argument, NULL, OPT_JSON}, {"no-measure", no_argument, NULL, OPT_NO_MEASURE}, CLI_COMMON_OPTIONS};
   int option, json = 0, measure = 1;
   while ((option = cli_getopt(argc, argv, options, help)) != -1) {
     if (option == CLI_DONE) return CLI_OK;
@@ -141,7 +140,8 @@ int qkv_cli_info(int argc, char **argv) {
   free(text);
 
   int32_t version = qkv_version();
-  snprintf(f.version, sizeof f.version, "%d.%d.%d", (int)(version / 10000), (int)(version / 100 % 100), (int)(version % 100));
+  snprintf(f.version, sizeof f.version, "%d.%d.%d", (int)(version / 10000), (int)(version / 100 % 100),
+           (int)(version % 100));
   machine_describe(f.cpu, sizeof f.cpu);
   f.cpus = machine_cpus();
   f.cache_count = machine_caches(f.caches, MAX_CACHES);
@@ -153,10 +153,7 @@ int qkv_cli_info(int argc, char **argv) {
     f.read_one = machine_read_gbps(1);
     if (f.cpus > 1) f.read_all = machine_read_gbps(f.cpus);
   }
-  if (json) {
-    print_json(&f);
-  } else {
-    print_text(&f);
-  }
+  if (json) return print_json(&f);
+  print_text(&f);
   return CLI_OK;
 }

@@ -89,22 +89,22 @@ static const struct option options[] = {{"seqlen", required_argument, NULL, OPT_
 static int parse_option(job *j, int option) {
   const char *name = cli_option_name();
   switch (option) {
-    case OPT_SEQLEN: return cli_parse_int(name, optarg, 0, INT32_MAX, &j->seqlen_q);
-    case OPT_SEQLEN_KV: return cli_parse_int(name, optarg, 0, INT32_MAX, &j->seqlen_kv);
-    case OPT_ALIGN: return cli_parse_align(name, optarg, &j->align, &j->position);
-    case OPT_ROWS: return cli_parse_range(name, optarg, &j->row_begin, &j->row_end);
-    case OPT_KEYS: return cli_parse_range(name, optarg, &j->key_begin, &j->key_end);
-    case OPT_BATCH: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->batch_entry);
-    case OPT_HEAD: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->head);
-    case OPT_WIDTH: return cli_parse_int(name, optarg, 1, 1000, &j->width);
-    case OPT_TILE: j->tiles = 1; return CLI_OK;
-    case OPT_PNG: j->png_path = optarg; return CLI_OK;
-    case OPT_SVG: j->svg_path = optarg; return CLI_OK;
-    default: j->json = 1; return CLI_OK;
+  case OPT_SEQLEN: return cli_parse_int(name, optarg, 0, INT32_MAX, &j->seqlen_q);
+  case OPT_SEQLEN_KV: return cli_parse_int(name, optarg, 0, INT32_MAX, &j->seqlen_kv);
+  case OPT_ALIGN: return cli_parse_align(name, optarg, &j->align, &j->position);
+  case OPT_ROWS: return cli_parse_range(name, optarg, &j->row_begin, &j->row_end);
+  case OPT_KEYS: return cli_parse_range(name, optarg, &j->key_begin, &j->key_end);
+  case OPT_BATCH: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->batch_entry);
+  case OPT_HEAD: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->head);
+  case OPT_WIDTH: return cli_parse_int(name, optarg, 1, 1000, &j->width);
+  case OPT_TILE: j->tiles = 1; return CLI_OK;
+  case OPT_PNG: j->png_path = optarg; return CLI_OK;
+  case OPT_SVG: j->svg_path = optarg; return CLI_OK;
+  default: j->json = 1; return CLI_OK;
   }
 }
 
-/* ---- The problem: no data, only extents and the mask ------------------------------------------------------------------------ */
+/* ---- The problem: no data, only extents and the mask ------------------------------------------------------------- */
 
 static int clip(const char *option, int64_t extent, const char *what, int64_t *begin, int64_t *end) {
   if (*end == INT64_MAX) *end = extent > *begin ? extent : *begin;
@@ -158,7 +158,7 @@ static int set_problem(job *j) {
   return j->facts != NULL ? CLI_OK : cli_status_failure(s, p);
 }
 
-/* ---- The picture ------------------------------------------------------------------------------------------------------------ */
+/* ---- The picture ------------------------------------------------------------------------------------------------- */
 
 static int64_t bits_set(uint64_t bits) {
   int64_t n = 0;
@@ -334,7 +334,7 @@ static int write_pictures(const job *j) {
   return CLI_OK;
 }
 
-/* ---- Numbers ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
 static int report(const job *j) {
   static const char *const names[] = {"pairs_all",  "pairs_visible", "pairs_computed",

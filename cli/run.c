@@ -107,7 +107,7 @@ static void help(void) {
         stdout);
 }
 
-/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+/* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 enum {
   OPT_SOURCE = CLI_OPTION, /* and the following, one per source */
@@ -160,30 +160,30 @@ static const struct option options[] = {{"q", required_argument, NULL, OPT_SOURC
 static int parse_option(job *j, int option) {
   const char *name = cli_option_name();
   switch (option) {
-    case OPT_INPUT: j->input = optarg; return CLI_OK;
-    case OPT_MASK: j->mask_expression = optarg; return CLI_OK;
-    case OPT_ALIGN: return cli_parse_align(name, optarg, &j->align, &j->position);
-    case OPT_SCALE: return cli_parse_real(name, optarg, &j->problem.softmax_scale);
-    case OPT_SOFTCAP: return cli_parse_real(name, optarg, &j->problem.softcap);
-    case OPT_LAYOUT:
-      j->bshd = strcmp(optarg, "bshd") == 0;
-      if (j->bshd || strcmp(optarg, "bhsd") == 0) return CLI_OK;
-      return cli_usage("%s: '%s' is neither bhsd nor bshd", name, optarg);
-    case OPT_ALGORITHM:
-      j->algorithm = strcmp(optarg, "standard") == 0 ? QKV_STANDARD : QKV_FLASH;
-      if (j->algorithm == QKV_STANDARD || strcmp(optarg, "flash") == 0) return CLI_OK;
-      return cli_usage("%s: '%s' is neither flash nor standard", name, optarg);
-    case OPT_THREADS: return cli_parse_int(name, optarg, 1, 4096, &j->threads);
-    case OPT_ISA: j->isa = optarg; return CLI_OK;
-    case OPT_OUT: j->out_path = optarg; return CLI_OK;
-    case OPT_LSE: j->lse_path = optarg; return CLI_OK;
-    case OPT_WEIGHTS: j->weights_path = optarg; return CLI_OK;
-    case OPT_PICTURE: j->picture_path = optarg; return CLI_OK;
-    case OPT_ROWS: return cli_parse_range(name, optarg, &j->row_begin, &j->row_end);
-    case OPT_HEAD: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->head);
-    case OPT_BATCH: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->batch_entry);
-    case OPT_JSON: j->json = 1; return CLI_OK;
-    default: j->in[option - OPT_SOURCE].file = optarg; return CLI_OK;
+  case OPT_INPUT: j->input = optarg; return CLI_OK;
+  case OPT_MASK: j->mask_expression = optarg; return CLI_OK;
+  case OPT_ALIGN: return cli_parse_align(name, optarg, &j->align, &j->position);
+  case OPT_SCALE: return cli_parse_real(name, optarg, &j->problem.softmax_scale);
+  case OPT_SOFTCAP: return cli_parse_real(name, optarg, &j->problem.softcap);
+  case OPT_LAYOUT:
+    j->bshd = strcmp(optarg, "bshd") == 0;
+    if (j->bshd || strcmp(optarg, "bhsd") == 0) return CLI_OK;
+    return cli_usage("%s: '%s' is neither bhsd nor bshd", name, optarg);
+  case OPT_ALGORITHM:
+    j->algorithm = strcmp(optarg, "standard") == 0 ? QKV_STANDARD : QKV_FLASH;
+    if (j->algorithm == QKV_STANDARD || strcmp(optarg, "flash") == 0) return CLI_OK;
+    return cli_usage("%s: '%s' is neither flash nor standard", name, optarg);
+  case OPT_THREADS: return cli_parse_int(name, optarg, 1, 4096, &j->threads);
+  case OPT_ISA: j->isa = optarg; return CLI_OK;
+  case OPT_OUT: j->out_path = optarg; return CLI_OK;
+  case OPT_LSE: j->lse_path = optarg; return CLI_OK;
+  case OPT_WEIGHTS: j->weights_path = optarg; return CLI_OK;
+  case OPT_PICTURE: j->picture_path = optarg; return CLI_OK;
+  case OPT_ROWS: return cli_parse_range(name, optarg, &j->row_begin, &j->row_end);
+  case OPT_HEAD: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->head);
+  case OPT_BATCH: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->batch_entry);
+  case OPT_JSON: j->json = 1; return CLI_OK;
+  default: j->in[option - OPT_SOURCE].file = optarg; return CLI_OK;
   }
 }
 
@@ -212,7 +212,7 @@ static int check_options(const job *j) {
   return CLI_OK;
 }
 
-/* ---- Input --------------------------------------------------------------------------------------------------------------- */
+/* ---- Input ------------------------------------------------------------------------------------------------------- */
 
 static int load_input(job *j) {
   char error[MESSAGE];
@@ -273,8 +273,8 @@ static int place(const job *j, const source *s, int64_t extent[4], qkv_tensor *t
 
 static int same_extent(const char *axis, const source *a, int64_t in_a, const source *b, int64_t in_b) {
   if (in_a == in_b) return CLI_OK;
-  return cli_failure("%s: %s: %s %lld does not fit %s: %s, which has %lld", b->option, b->file, axis, (long long)in_b, a->option,
-                     a->file, (long long)in_a);
+  return cli_failure("%s: %s: %s %lld does not fit %s: %s, which has %lld", b->option, b->file, axis, (long long)in_b,
+                     a->option, a->file, (long long)in_a);
 }
 
 static int set_tensors(job *j) {
@@ -284,6 +284,8 @@ static int set_tensors(job *j) {
   int status = place(j, q, eq, &p->q);
   if (status == CLI_OK) status = place(j, k, ek, &p->k);
   if (status == CLI_OK) status = place(j, v, ev, &p->v);
+  if (status == CLI_OK && eq[3] == 0) status = wrong_shape(q, "a head_dim of at least 1");
+  if (status == CLI_OK && ev[3] == 0) status = wrong_shape(v, "a head_dim_v of at least 1");
   if (status == CLI_OK) status = same_extent("batch", q, eq[0], k, ek[0]);
   if (status == CLI_OK) status = same_extent("head_dim", q, eq[3], k, ek[3]);
   if (status == CLI_OK) status = same_extent("batch", k, ek[0], v, ev[0]);
@@ -298,8 +300,6 @@ static int set_tensors(job *j) {
   p->seqlen_kv = ek[2];
   p->head_dim = eq[3];
   p->head_dim_v = ev[3];
-  if (eq[3] == 0) return wrong_shape(q, "a head_dim of at least 1");
-  if (ev[3] == 0) return wrong_shape(v, "a head_dim_v of at least 1");
   return CLI_OK;
 }
 
@@ -312,8 +312,8 @@ static int set_per_head(const job *j, const source *s, qkv_tensor *tensor) {
   qkv_tensor t;
   if (!is_real(a) || a->rank < 1 || a->rank > 2 || a->shape[a->rank - 1] != j->problem.num_heads ||
       array_broadcast(a, extent, &t) != 0) {
-    snprintf(wanted, sizeof wanted, "floating-point numbers of shape (%lld,) or (%lld, %lld)", (long long)j->problem.num_heads,
-             (long long)j->problem.batch, (long long)j->problem.num_heads);
+    snprintf(wanted, sizeof wanted, "floating-point numbers of shape (%lld,) or (%lld, %lld)",
+             (long long)j->problem.num_heads, (long long)j->problem.batch, (long long)j->problem.num_heads);
     return wrong_shape(s, wanted);
   }
   *tensor = qkv_strided(a->data, a->dtype, t.stride[2], t.stride[3], 0, 0);
@@ -325,7 +325,7 @@ static int set_lengths(const job *j, const source *s, const int32_t **lengths) {
   char wanted[96];
   if (a->data == NULL) return CLI_OK;
   if (a->dtype != QKV_I32 || a->rank != 1 || a->shape[0] != j->problem.batch) {
-    snprintf(wanted, sizeof wanted, "integers of shape (%lld,), one per batch entry", (long long)j->problem.batch);
+    snprintf(wanted, sizeof wanted, "integers of shape (%lld,), one per batch entry,", (long long)j->problem.batch);
     return wrong_shape(s, wanted);
   }
   *lengths = a->data;
@@ -337,7 +337,7 @@ static int broadcast(const job *j, const source *s, const char *what, qkv_tensor
   int64_t extent[4] = {p->batch, p->num_heads, p->seqlen_q, p->seqlen_kv};
   char wanted[192];
   if (array_broadcast(&s->data, extent, tensor) == 0) return CLI_OK;
-  snprintf(wanted, sizeof wanted, "%s that broadcasts to (%lld, %lld, %lld, %lld)", what, (long long)extent[0],
+  snprintf(wanted, sizeof wanted, "%s that broadcast to (%lld, %lld, %lld, %lld)", what, (long long)extent[0],
            (long long)extent[1], (long long)extent[2], (long long)extent[3]);
   return wrong_shape(s, wanted);
 }
@@ -392,7 +392,7 @@ static int set_problem(job *j) {
   return CLI_OK;
 }
 
-/* ---- Output -------------------------------------------------------------------------------------------------------------- */
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
 
 static int allocate(array *a, int32_t dtype, int rank, const int64_t *shape, const char *what) {
   char text[128];
@@ -424,7 +424,8 @@ static int set_outputs(job *j) {
 static int check_region(job *j) {
   const qkv_problem *p = &j->problem;
   if (j->weights_path == NULL && j->picture_path == NULL) return CLI_OK;
-  if (j->head >= p->num_heads) return cli_failure("--head %lld: there are %lld heads", (long long)j->head, (long long)p->num_heads);
+  if (j->head >= p->num_heads)
+    return cli_failure("--head %lld: there are %lld heads", (long long)j->head, (long long)p->num_heads);
   if (j->batch_entry >= p->batch) {
     return cli_failure("--batch %lld: there are %lld batch entries", (long long)j->batch_entry, (long long)p->batch);
   }
@@ -499,8 +500,8 @@ static int write_picture(job *j) {
   char error[MESSAGE], title[256];
   if (j->picture_path == NULL) return CLI_OK;
   heat_map_finish(&j->map);
-  snprintf(title, sizeof title, "attention weights, head %lld, rows %lld to %lld", (long long)j->head, (long long)j->row_begin,
-           (long long)j->row_end - 1);
+  snprintf(title, sizeof title, "attention weights, head %lld, rows %lld to %lld", (long long)j->head,
+           (long long)j->row_begin, (long long)j->row_end - 1);
   j->map.image.title = title;
   j->map.image.x_label = "key";
   j->map.image.y_label = "query";
@@ -526,7 +527,7 @@ static int commit_outputs(job *j) {
   return status;
 }
 
-/* ---- Run ----------------------------------------------------------------------------------------------------------------- */
+/* ---- Run --------------------------------------------------------------------------------------------------------- */
 
 static void mask_as_text(const job *j, char *text, size_t bytes) {
   const char *sources[MASK_TEXT_TERMS + 1];
@@ -539,7 +540,8 @@ static int compute(job *j) {
   const qkv_problem *p = &j->problem;
   qkv_status s;
   j->facts = cli_describe(&j->context, p, &s);
-  if (s == QKV_BAD_CONTEXT) return cli_usage("%s: '%s' is no instruction set", j->isa != NULL ? "--isa" : "QKV_ISA", j->context.isa_cap);
+  if (s == QKV_BAD_CONTEXT)
+    return cli_usage("%s: '%s' is no instruction set", j->isa != NULL ? "--isa" : "QKV_ISA", j->context.isa_cap);
   if (j->facts == NULL) return cli_status_failure(s, p);
   double begin = cli_seconds();
   s = qkv_forward(&j->context, p, NULL, 0);

@@ -1,4 +1,4 @@
-/* Any bytes as a .safetensors file: no crash, and every tensor that the header check let through can be read or is refused. */
+/* Any bytes as a .safetensors file: no crash, and every tensor that the header check let through is read or refused. */
 #include <stdint.h>
 #include <stdlib.h>
 

@@ -6,14 +6,14 @@
 
 size_t array_element_size(int32_t dtype) {
   switch (dtype) {
-    case QKV_F64: return 8;
-    case QKV_F32:
-    case QKV_I32: return 4;
-    case QKV_F16:
-    case QKV_BF16: return 2;
-    case QKV_I8:
-    case QKV_U8: return 1;
-    default: return 0;
+  case QKV_F64: return 8;
+  case QKV_F32:
+  case QKV_I32: return 4;
+  case QKV_F16:
+  case QKV_BF16: return 2;
+  case QKV_I8:
+  case QKV_U8: return 1;
+  default: return 0;
   }
 }
 
@@ -122,24 +122,24 @@ float array_widen_f16(uint16_t bits) {
 
 int32_t array_source_dtype(array_source source) {
   switch (source) {
-    case ARRAY_FROM_F64: return QKV_F64;
-    case ARRAY_FROM_I32:
-    case ARRAY_FROM_I64: return QKV_I32;
-    case ARRAY_FROM_U8:
-    case ARRAY_FROM_BOOL: return QKV_U8;
-    default: return QKV_F32;
+  case ARRAY_FROM_F64: return QKV_F64;
+  case ARRAY_FROM_I32:
+  case ARRAY_FROM_I64: return QKV_I32;
+  case ARRAY_FROM_U8:
+  case ARRAY_FROM_BOOL: return QKV_U8;
+  default: return QKV_F32;
   }
 }
 
 size_t array_source_size(array_source source) {
   switch (source) {
-    case ARRAY_FROM_F64:
-    case ARRAY_FROM_I64: return 8;
-    case ARRAY_FROM_F32:
-    case ARRAY_FROM_I32: return 4;
-    case ARRAY_FROM_F16:
-    case ARRAY_FROM_BF16: return 2;
-    default: return 1;
+  case ARRAY_FROM_F64:
+  case ARRAY_FROM_I64: return 8;
+  case ARRAY_FROM_F32:
+  case ARRAY_FROM_I32: return 4;
+  case ARRAY_FROM_F16:
+  case ARRAY_FROM_BF16: return 2;
+  default: return 1;
   }
 }
 
@@ -150,34 +150,34 @@ int64_t array_convert(array_source source, const unsigned char *bytes, int64_t c
   float *to_float = to;
   int32_t *to_int = to;
   switch (source) {
-    case ARRAY_FROM_F16:
-      for (int64_t i = 0; i < count; i++) to_float[i] = array_widen_f16(array_load_u16(bytes + 2 * i));
-      break;
-    case ARRAY_FROM_BF16:
-      for (int64_t i = 0; i < count; i++) to_float[i] = array_widen_bf16(array_load_u16(bytes + 2 * i));
-      break;
-    case ARRAY_FROM_F32:
-    case ARRAY_FROM_I32:
-      for (int64_t i = 0; i < count; i++) to32[i] = array_load_u32(bytes + 4 * i);
-      break;
-    case ARRAY_FROM_F64:
-      for (int64_t i = 0; i < count; i++) to64[i] = array_load_u64(bytes + 8 * i);
-      break;
-    case ARRAY_FROM_I64:
-      for (int64_t i = 0; i < count; i++) {
-        int64_t value;
-        uint64_t raw = array_load_u64(bytes + 8 * i);
-        memcpy(&value, &raw, sizeof value);
-        if (value < INT32_MIN || value > INT32_MAX) return i;
-        to_int[i] = (int32_t)value;
-      }
-      break;
-    case ARRAY_FROM_U8:
-      if (count > 0) memcpy(to8, bytes, (size_t)count);
-      break;
-    case ARRAY_FROM_BOOL:
-      for (int64_t i = 0; i < count; i++) to8[i] = bytes[i] != 0;
-      break;
+  case ARRAY_FROM_F16:
+    for (int64_t i = 0; i < count; i++) to_float[i] = array_widen_f16(array_load_u16(bytes + 2 * i));
+    break;
+  case ARRAY_FROM_BF16:
+    for (int64_t i = 0; i < count; i++) to_float[i] = array_widen_bf16(array_load_u16(bytes + 2 * i));
+    break;
+  case ARRAY_FROM_F32:
+  case ARRAY_FROM_I32:
+    for (int64_t i = 0; i < count; i++) to32[i] = array_load_u32(bytes + 4 * i);
+    break;
+  case ARRAY_FROM_F64:
+    for (int64_t i = 0; i < count; i++) to64[i] = array_load_u64(bytes + 8 * i);
+    break;
+  case ARRAY_FROM_I64:
+    for (int64_t i = 0; i < count; i++) {
+      int64_t value;
+      uint64_t raw = array_load_u64(bytes + 8 * i);
+      memcpy(&value, &raw, sizeof value);
+      if (value < INT32_MIN || value > INT32_MAX) return i;
+      to_int[i] = (int32_t)value;
+    }
+    break;
+  case ARRAY_FROM_U8:
+    if (count > 0) memcpy(to8, bytes, (size_t)count);
+    break;
+  case ARRAY_FROM_BOOL:
+    for (int64_t i = 0; i < count; i++) to8[i] = bytes[i] != 0;
+    break;
   }
   return -1;
 }

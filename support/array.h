@@ -14,7 +14,7 @@ typedef struct array {
   int rank;
   int64_t shape[ARRAY_RANK];
   int64_t stride[ARRAY_RANK];
-  void *data;    /* 64-byte aligned, never NULL, also with no elements */
+  void *data; /* 64-byte aligned, never NULL, also with no elements */
 } array;
 
 /* Bytes of an element of a qkv dtype; 0 for an unknown one. */
@@ -50,14 +50,14 @@ typedef enum array_source {
   ARRAY_FROM_F32,
   ARRAY_FROM_F64,
   ARRAY_FROM_I32,
-  ARRAY_FROM_I64,  /* -> I32, checked */
+  ARRAY_FROM_I64, /* -> I32, checked */
   ARRAY_FROM_U8,
-  ARRAY_FROM_BOOL  /* -> U8, 0 or 1 */
+  ARRAY_FROM_BOOL /* -> U8, 0 or 1 */
 } array_source;
 int32_t array_source_dtype(array_source source);
 size_t array_source_size(array_source source);
 
-/* Converts `count` little-endian elements at `bytes` to `to`. Returns -1, or the index of the first element that does not fit. */
+/* Converts `count` little-endian elements at `bytes` to `to`. Returns -1, or the index of the first that does not fit. */
 int64_t array_convert(array_source source, const unsigned char *bytes, int64_t count, void *to);
 
 #endif

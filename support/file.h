@@ -14,8 +14,8 @@ typedef struct file_view {
 int file_view_open(file_view *view, const char *path, char *error, size_t error_bytes);
 void file_view_close(file_view *view);
 
-/* A file being written, under a temporary name in the same directory. A path that exists and is no regular file (/dev/stdout) is
- * written directly. After output_open, exactly one of output_discard and output_commit must follow. */
+/* A file being written, under a temporary name in the same directory. A path that exists and is no regular file
+ * (/dev/stdout) is written directly. After output_open, exactly one of output_discard and output_commit must follow. */
 typedef struct output {
   FILE *stream;
   char *path;      /* NULL: not open */

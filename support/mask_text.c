@@ -27,7 +27,7 @@ typedef struct parser {
 
 enum { DEPTH = 64, SOURCE = 4096, DETAIL = 1024 };
 
-/* ---- Messages -------------------------------------------------------------------------------------------------------- */
+/* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
 /* Says `what`, shows the expression and marks the character at `place`. */
 static int fail(const parser *p, size_t place, const char *what) {
@@ -77,7 +77,7 @@ static int distance(const char *a, const char *b) {
   return row[n];
 }
 
-/* ---- Formulas -------------------------------------------------------------------------------------------------------- */
+/* ---- Formulas ---------------------------------------------------------------------------------------------------- */
 
 /* Adds a group to the AND. A group that holds another is implied by it. */
 static int add_group(const parser *p, size_t place, formula *f, uint64_t group) {
@@ -118,7 +118,7 @@ static int disjoin(const parser *p, size_t place, formula *f, const formula *g) 
   return 0;
 }
 
-/* ---- Tokens ---------------------------------------------------------------------------------------------------------- */
+/* ---- Tokens ------------------------------------------------------------------------------------------------------ */
 
 static char peek(parser *p) {
   while (p->text[p->at] == ' ' || p->text[p->at] == '\t' || p->text[p->at] == '\n' || p->text[p->at] == '\r') p->at++;
@@ -137,9 +137,7 @@ static int take(parser *p, char c) {
   return 1;
 }
 
-static int require(parser *p, char c, const char *what) {
-  return take(p, c) ? 0 : fail(p, p->at, what);
-}
+static int require(parser *p, char c, const char *what) { return take(p, c) ? 0 : fail(p, p->at, what); }
 
 static int is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
 
@@ -196,7 +194,7 @@ static int parse_source(parser *p, char *source, size_t bytes) {
   return 0;
 }
 
-/* ---- Terms ----------------------------------------------------------------------------------------------------------- */
+/* ---- Terms ------------------------------------------------------------------------------------------------------- */
 
 static int load(parser *p, size_t place, const char *source, array *a) {
   char detail[DETAIL];
@@ -288,7 +286,7 @@ static int parse_lengths(parser *p, size_t term) {
   int fits = a->dtype == QKV_I32 && a->rank == 1 && (extents->batch < 0 || a->shape[0] == extents->batch);
   if (!fits) {
     if (extents->batch >= 0) {
-      snprintf(wanted, sizeof wanted, "integers of shape (%lld,), one per batch entry", (long long)extents->batch);
+      snprintf(wanted, sizeof wanted, "integers of shape (%lld,), one per batch entry,", (long long)extents->batch);
     } else {
       snprintf(wanted, sizeof wanted, "integers of shape (batch,)");
     }
@@ -374,9 +372,10 @@ static int parse_term(parser *p, formula *f) {
   char name[48];
   size_t place = p->at;
   if (word(p, name, sizeof name) == 0) {
-    return fail(p, place,
-                "a term was expected: none, causal, causal_start, window(left,right), prefix(n), lengths(FILE), documents(FILE), "
-                "dense(FILE), or '('");
+    return fail(
+        p, place,
+        "a term was expected: none, causal, causal_start, window(left,right), prefix(n), lengths(FILE), documents(FILE), "
+        "dense(FILE), or '('");
   }
   if (strcmp(name, "none") == 0) return 0;
   if (strcmp(name, "lengths") == 0) {
@@ -402,7 +401,7 @@ static int parse_term(parser *p, formula *f) {
   return keep_leaf(p, place, &leaf, f);
 }
 
-/* ---- Expressions ----------------------------------------------------------------------------------------------------- */
+/* ---- Expressions ------------------------------------------------------------------------------------------------- */
 
 static int parse_expression(parser *p, formula *f);
 
@@ -476,7 +475,7 @@ void mask_text_free(mask_text *mask) {
   memset(mask, 0, sizeof *mask);
 }
 
-/* ---- Printing -------------------------------------------------------------------------------------------------------- */
+/* ---- Printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_source(const char *source, char *text, size_t bytes) {
   if (source == NULL) source = "...";
@@ -488,25 +487,25 @@ static void print_term(const qkv_mask *term, const char *source, char *text, siz
   char file[SOURCE + 2];
   print_source(source, file, sizeof file);
   switch (term->kind) {
-    case QKV_MASK_CAUSAL: snprintf(text, bytes, term->a == QKV_ALIGN_START ? "causal_start" : "causal"); break;
-    case QKV_MASK_WINDOW: {
-      char left[24] = "inf", right[24] = "inf";
-      if (term->a >= 0) snprintf(left, sizeof left, "%lld", (long long)term->a);
-      if (term->b >= 0) snprintf(right, sizeof right, "%lld", (long long)term->b);
-      snprintf(text, bytes, "window(%s,%s)", left, right);
-      break;
+  case QKV_MASK_CAUSAL: snprintf(text, bytes, term->a == QKV_ALIGN_START ? "causal_start" : "causal"); break;
+  case QKV_MASK_WINDOW: {
+    char left[24] = "inf", right[24] = "inf";
+    if (term->a >= 0) snprintf(left, sizeof left, "%lld", (long long)term->a);
+    if (term->b >= 0) snprintf(right, sizeof right, "%lld", (long long)term->b);
+    snprintf(text, bytes, "window(%s,%s)", left, right);
+    break;
+  }
+  case QKV_MASK_PREFIX: snprintf(text, bytes, "prefix(%lld)", (long long)term->a); break;
+  case QKV_MASK_DOCUMENT: snprintf(text, bytes, "documents(%s)", file); break;
+  case QKV_MASK_DENSE:
+    if (term->a != 0) {
+      snprintf(text, bytes, "dense(%s,%lld)", file, (long long)term->a);
+    } else {
+      snprintf(text, bytes, "dense(%s)", file);
     }
-    case QKV_MASK_PREFIX: snprintf(text, bytes, "prefix(%lld)", (long long)term->a); break;
-    case QKV_MASK_DOCUMENT: snprintf(text, bytes, "documents(%s)", file); break;
-    case QKV_MASK_DENSE:
-      if (term->a != 0) {
-        snprintf(text, bytes, "dense(%s,%lld)", file, (long long)term->a);
-      } else {
-        snprintf(text, bytes, "dense(%s)", file);
-      }
-      break;
-    case QKV_MASK_TILE: snprintf(text, bytes, "tile(...)"); break;
-    default: snprintf(text, bytes, "kind_%d(%lld,%lld)", (int)term->kind, (long long)term->a, (long long)term->b); break;
+    break;
+  case QKV_MASK_TILE: snprintf(text, bytes, "tile(...)"); break;
+  default: snprintf(text, bytes, "kind_%d(%lld,%lld)", (int)term->kind, (long long)term->a, (long long)term->b); break;
   }
 }
 

@@ -35,11 +35,11 @@ typedef struct mask_text_leaf {
 } mask_text_leaf;
 
 typedef struct mask_text {
-  qkv_mask terms[MASK_TEXT_TERMS];       /* what qkv_problem.mask takes */
-  const char *sources[MASK_TEXT_TERMS];  /* the FILE of each, NULL if it has none */
+  qkv_mask terms[MASK_TEXT_TERMS];      /* what qkv_problem.mask takes */
+  const char *sources[MASK_TEXT_TERMS]; /* the FILE of each, NULL if it has none */
   int64_t count;
-  array lengths;                         /* for qkv_problem.kv_length; data NULL: not given */
-  mask_text_extents extents;             /* as given, with what the files said */
+  array lengths;                          /* for qkv_problem.kv_length; data NULL: not given */
+  mask_text_extents extents;              /* as given, with what the files said */
   mask_text_leaf leaves[MASK_TEXT_TERMS]; /* the terms as written, each once: they own the files' contents */
   int leaf_count;
 } mask_text;
@@ -58,8 +58,8 @@ int mask_text_parse(const char *expression, const mask_text_extents *extents, ma
                     char *error, size_t error_bytes);
 void mask_text_free(mask_text *mask);
 
-/* The list as text that parses to it, cut at `bytes`; `sources` may be NULL, then files are called "...". Returns the text's length
- * uncut. */
+/* The list as text that parses to it, cut at `bytes`; `sources` may be NULL, then files are called "...". Returns the text's
+ * length uncut. */
 size_t mask_text_print(const qkv_mask *terms, int64_t count, const char *const *sources, char *text, size_t bytes);
 
 #endif

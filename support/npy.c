@@ -6,7 +6,7 @@
 #include "file.h"
 #include "text.h"
 
-/* ---- The header: a Python dictionary --------------------------------------------------------------------------------- */
+/* ---- The header: a Python dictionary ----------------------------------------------------------------------------- */
 
 typedef struct header {
   char descr[16];
@@ -134,7 +134,7 @@ static int parse_header(parser *p, header *h) {
   return 0;
 }
 
-/* ---- Reading --------------------------------------------------------------------------------------------------------- */
+/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 static int find_source(const char *name, const char *descr, array_source *source, char *error, size_t error_bytes) {
   static const struct {
@@ -148,10 +148,11 @@ static int find_source(const char *name, const char *descr, array_source *source
     *source = known[i].source;
     if (array_source_size(*source) == 1 || descr[0] == '<') return 0;
     if (descr[0] == '>') {
-      return text_fail(error, error_bytes,
-                       "%s: dtype '%s' is big-endian, which is not supported; in numpy: a.astype('<%s')", name, descr, kind);
+      return text_fail(error, error_bytes, "%s: dtype '%s' is big-endian, which is not supported; in numpy: a.astype('<%s')",
+                       name, descr, kind);
     }
-    return text_fail(error, error_bytes, "%s: dtype '%s' does not say its byte order; '<%s' is supported", name, descr, kind);
+    return text_fail(error, error_bytes, "%s: dtype '%s' does not say its byte order; '<%s' is supported", name, descr,
+                     kind);
   }
   return text_fail(error, error_bytes, "%s: dtype '%s' is not supported (f2, f4, f8, i4, i8, u1 and bool are)", name, descr);
 }
@@ -165,7 +166,8 @@ int npy_parse(const char *name, const unsigned char *bytes, size_t size, array *
   if (size < 10) return text_fail(error, error_bytes, "%s: truncated: %zu bytes are less than any .npy header", name, size);
   int major = bytes[6], minor = bytes[7];
   if (major < 1 || major > 3 || minor != 0) {
-    return text_fail(error, error_bytes, "%s: .npy version %d.%d is not supported (1.0, 2.0 and 3.0 are)", name, major, minor);
+    return text_fail(error, error_bytes, "%s: .npy version %d.%d is not supported (1.0, 2.0 and 3.0 are)", name, major,
+                     minor);
   }
   size_t preamble = major == 1 ? 10 : 12;
   if (size < preamble) {
@@ -173,14 +175,14 @@ int npy_parse(const char *name, const unsigned char *bytes, size_t size, array *
   }
   size_t header_bytes = major == 1 ? array_load_u16(bytes + 8) : array_load_u32(bytes + 8);
   if (header_bytes > size - preamble) {
-    return text_fail(error, error_bytes, "%s: the header claims %zu bytes, but the file has only %zu after the preamble", name,
-                     header_bytes, size - preamble);
+    return text_fail(error, error_bytes, "%s: the header claims %zu bytes, but the file has only %zu after the preamble",
+                     name, header_bytes, size - preamble);
   }
 
   header h;
   parser p = {name, (const char *)bytes + preamble, header_bytes, 0, error, error_bytes};
   if (parse_header(&p, &h) != 0) return -1;
-  array_source source;
+  array_source source = ARRAY_FROM_F32;
   if (find_source(name, h.descr, &source, error, error_bytes) != 0) return -1;
 
   char shape[128];
@@ -191,8 +193,8 @@ int npy_parse(const char *name, const unsigned char *bytes, size_t size, array *
   if (count < 0) return text_fail(error, error_bytes, "%s: shape %s does not fit the address space", name, shape);
   size_t need = (size_t)count * element_size, have = size - preamble - header_bytes;
   if (have < need) {
-    return text_fail(error, error_bytes, "%s: truncated: shape %s of dtype '%s' needs %zu bytes of data, the file has %zu", name,
-                     shape, h.descr, need, have);
+    return text_fail(error, error_bytes, "%s: truncated: shape %s of dtype '%s' needs %zu bytes of data, the file has %zu",
+                     name, shape, h.descr, need, have);
   }
   if (array_alloc(a, dtype, h.rank, h.shape) != 0) {
     return text_fail(error, error_bytes, "%s: no memory for shape %s", name, shape);
@@ -221,7 +223,7 @@ int npy_read(const char *path, array *a, char *error, size_t error_bytes) {
   return result;
 }
 
-/* ---- Writing --------------------------------------------------------------------------------------------------------- */
+/* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
 void npy_write_header(FILE *stream, int32_t dtype, int rank, const int64_t *shape) {
   const char *descr = dtype == QKV_F64 ? "<f8" : dtype == QKV_I32 ? "<i4" : dtype == QKV_U8 ? "|u1" : "<f4";
@@ -230,8 +232,8 @@ void npy_write_header(FILE *stream, int32_t dtype, int rank, const int64_t *shap
   int length = snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", descr, axes);
   /* Preamble, dictionary and newline fill a multiple of 64 bytes: the data can be mapped. */
   int total = (10 + length + 1 + 63) / 64 * 64, rest = total - 10;
-  const unsigned char preamble[10] = {0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(rest & 255),
-                                      (unsigned char)(rest >> 8)};
+  const unsigned char preamble[10] = {
+      0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(rest & 255), (unsigned char)(rest >> 8)};
   fwrite(preamble, 1, sizeof preamble, stream);
   fprintf(stream, "%-*s\n", rest - 1, text);
 }

@@ -7,8 +7,8 @@
 
 #include "array.h"
 
-/* Reads little-endian f2 (widened to F32), f4, f8, i4, i8 (to I32, checked), u1 and bool (to U8) of rank 0 to 4, in C or Fortran
- * order. 0, or -1 with a message that names the file. */
+/* Reads little-endian f2 (widened to F32), f4, f8, i4, i8 (to I32, checked), u1 and bool (to U8) of rank 0 to 4, in C or
+ * Fortran order. 0, or -1 with a message that names the file. */
 int npy_read(const char *path, array *a, char *error, size_t error_bytes);
 /* The same from memory; `name` is for messages. */
 int npy_parse(const char *name, const unsigned char *bytes, size_t size, array *a, char *error, size_t error_bytes);

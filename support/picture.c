@@ -11,7 +11,7 @@
 #include "file.h"
 #include "text.h"
 
-/* ---- Pictures and palettes ------------------------------------------------------------------------------------------- */
+/* ---- Pictures and palettes --------------------------------------------------------------------------------------- */
 
 int picture_create(picture *p, int64_t width, int64_t height) {
   memset(p, 0, sizeof *p);
@@ -41,7 +41,8 @@ static void blend(picture *p, int first, const stop *stops) {
     const stop *s = stops;
     while (t > s[1].at) s++;
     double part = (t - s[0].at) / (s[1].at - s[0].at);
-    for (int c = 0; c < 3; c++) p->palette[i][c] = (unsigned char)lround(s[0].color[c] + part * (s[1].color[c] - s[0].color[c]));
+    for (int c = 0; c < 3; c++)
+      p->palette[i][c] = (unsigned char)lround(s[0].color[c] + part * (s[1].color[c] - s[0].color[c]));
   }
 }
 
@@ -51,7 +52,7 @@ void picture_palette_shares(picture *p) {
 }
 
 void picture_palette_heat(picture *p) {
-  static const stop stops[] = {{0, {16, 12, 40}},    {0.25, {74, 22, 104}},  {0.5, {158, 42, 99}},
+  static const stop stops[] = {{0, {16, 12, 40}},      {0.25, {74, 22, 104}}, {0.5, {158, 42, 99}},
                                {0.75, {229, 107, 46}}, {0.9, {250, 191, 74}}, {1, {255, 250, 205}}};
   static const unsigned char invisible[3] = {214, 214, 218};
   blend(p, 1, stops);
@@ -64,7 +65,7 @@ int picture_scale(const picture *p, int pixels) {
   return scale < 1 ? 1 : (int)scale;
 }
 
-/* ---- PNG ------------------------------------------------------------------------------------------------------------- */
+/* ---- PNG --------------------------------------------------------------------------------------------------------- */
 
 typedef struct png_failure {
   char *error;
@@ -134,18 +135,18 @@ int picture_write_png(const picture *p, const char *path, int scale, char *error
   return -1;
 }
 
-/* ---- SVG ------------------------------------------------------------------------------------------------------------- */
+/* ---- SVG --------------------------------------------------------------------------------------------------------- */
 
 static void write_escaped(FILE *stream, const char *text) {
   for (; *text != 0; text++) {
     switch (*text) {
-      case '&': fputs("&amp;", stream); break;
-      case '<': fputs("&lt;", stream); break;
-      case '>': fputs("&gt;", stream); break;
-      case '"': fputs("&quot;", stream); break;
-      default:
-        if ((unsigned char)*text >= 32) fputc(*text, stream);
-        break;
+    case '&': fputs("&amp;", stream); break;
+    case '<': fputs("&lt;", stream); break;
+    case '>': fputs("&gt;", stream); break;
+    case '"': fputs("&quot;", stream); break;
+    default:
+      if ((unsigned char)*text >= 32) fputc(*text, stream);
+      break;
     }
   }
 }
@@ -172,7 +173,8 @@ int picture_write_svg(const picture *p, const char *path, int scale, char *error
     fputs("</text>\n", f);
   }
   if (p->y_label != NULL) {
-    fprintf(f, "<text transform=\"translate(18 %lld) rotate(-90)\" font-size=\"12\" text-anchor=\"middle\">", TOP + height / 2);
+    fprintf(f, "<text transform=\"translate(18 %lld) rotate(-90)\" font-size=\"12\" text-anchor=\"middle\">",
+            TOP + height / 2);
     write_escaped(f, p->y_label);
     fputs("</text>\n", f);
   }
@@ -193,15 +195,15 @@ int picture_write_svg(const picture *p, const char *path, int scale, char *error
       while (end < p->width && cells[end] == cells[x]) end++;
       const unsigned char *color = p->palette[cells[x]];
       if (cells[x] != background) {
-        fprintf(f, "<rect x=\"%lld\" y=\"%lld\" width=\"%lld\" height=\"1\" fill=\"#%02x%02x%02x\"/>\n", (long long)x, (long long)y,
-                (long long)(end - x), color[0], color[1], color[2]);
+        fprintf(f, "<rect x=\"%lld\" y=\"%lld\" width=\"%lld\" height=\"1\" fill=\"#%02x%02x%02x\"/>\n", (long long)x,
+                (long long)y, (long long)(end - x), color[0], color[1], color[2]);
       }
       x = end;
     }
   }
   fputs("</g>\n", f);
-  fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%lld\" height=\"%lld\" fill=\"none\" stroke=\"#888\"/>\n</svg>\n", LEFT, TOP, width,
-          height);
+  fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%lld\" height=\"%lld\" fill=\"none\" stroke=\"#888\"/>\n</svg>\n", LEFT, TOP,
+          width, height);
   return output_commit(&o, error, error_bytes);
 }
 
@@ -221,7 +223,7 @@ int picture_write(const picture *p, const char *path, int scale, char *error, si
   return picture_write_png(p, path, scale, error, error_bytes);
 }
 
-/* ---- Attention maps -------------------------------------------------------------------------------------------------- */
+/* ---- Attention maps ---------------------------------------------------------------------------------------------- */
 
 int heat_map_create(heat_map *m, int64_t rows, int64_t keys, int64_t max_width, int64_t max_height, double floor) {
   memset(m, 0, sizeof *m);

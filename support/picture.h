@@ -7,10 +7,10 @@
 
 typedef struct picture {
   int64_t width, height;
-  unsigned char *cells;           /* height rows of width, from the top */
-  unsigned char palette[256][3];  /* red, green, blue */
-  const char *title;              /* written into the file; may be NULL; not owned */
-  const char *x_label, *y_label;  /* of SVG; may be NULL; not owned */
+  unsigned char *cells;          /* height rows of width, from the top */
+  unsigned char palette[256][3]; /* red, green, blue */
+  const char *title;             /* written into the file; may be NULL; not owned */
+  const char *x_label, *y_label; /* of SVG; may be NULL; not owned */
 } picture;
 
 /* Cells 0; a palette of greys from white to black. -1: no memory, or an extent below 1. */

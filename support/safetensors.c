@@ -39,8 +39,8 @@ static int find_source(const char *dtype, array_source *source) {
   static const struct {
     const char *name;
     array_source source;
-  } known[] = {{"F32", ARRAY_FROM_F32},   {"F64", ARRAY_FROM_F64}, {"F16", ARRAY_FROM_F16}, {"BF16", ARRAY_FROM_BF16},
-               {"I32", ARRAY_FROM_I32},   {"I64", ARRAY_FROM_I64}, {"U8", ARRAY_FROM_U8},   {"BOOL", ARRAY_FROM_BOOL}};
+  } known[] = {{"F32", ARRAY_FROM_F32}, {"F64", ARRAY_FROM_F64}, {"F16", ARRAY_FROM_F16}, {"BF16", ARRAY_FROM_BF16},
+               {"I32", ARRAY_FROM_I32}, {"I64", ARRAY_FROM_I64}, {"U8", ARRAY_FROM_U8},   {"BOOL", ARRAY_FROM_BOOL}};
   for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
     if (strcmp(dtype, known[i].name) != 0) continue;
     *source = known[i].source;
@@ -58,7 +58,8 @@ static int read_integer(const cJSON *item, uint64_t *value) {
   return 0;
 }
 
-static int read_entry(const safetensors *file, const cJSON *item, safetensors_entry *entry, char *error, size_t error_bytes) {
+static int read_entry(const safetensors *file, const cJSON *item, safetensors_entry *entry, char *error,
+                      size_t error_bytes) {
   const char *name = item->string;
   entry->name = name;
   const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
@@ -79,7 +80,8 @@ static int read_entry(const safetensors *file, const cJSON *item, safetensors_en
       return text_fail(error, error_bytes, "%s: tensor '%s': rank above %d", file->name, name, SAFETENSORS_RANK);
     }
     if (read_integer(axis, &extent) != 0) {
-      return text_fail(error, error_bytes, "%s: tensor '%s': shape is not a list of non-negative integers", file->name, name);
+      return text_fail(error, error_bytes, "%s: tensor '%s': shape is not a list of non-negative integers", file->name,
+                       name);
     }
     entry->shape[entry->rank++] = (int64_t)extent;
   }
@@ -89,8 +91,9 @@ static int read_entry(const safetensors *file, const cJSON *item, safetensors_en
     return text_fail(error, error_bytes, "%s: tensor '%s': data_offsets is not [begin, end]", file->name, name);
   }
   if (entry->end > file->data_bytes) {
-    return text_fail(error, error_bytes, "%s: truncated: tensor '%s' ends at byte %" PRIu64 " of the data, the file has %" PRIu64,
-                     file->name, name, entry->end, file->data_bytes);
+    return text_fail(error, error_bytes,
+                     "%s: truncated: tensor '%s' ends at byte %" PRIu64 " of the data, the file has %" PRIu64, file->name,
+                     name, entry->end, file->data_bytes);
   }
   unsigned bytes = element_bytes(entry->dtype);
   if (bytes > 0) {
@@ -114,9 +117,7 @@ static int compare_places(const void *a, const void *b) {
   return strcmp(x->name, y->name);
 }
 
-static int compare_names(const void *a, const void *b) {
-  return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
+static int compare_names(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
 
 static int check_names(const safetensors *file, char *error, size_t error_bytes) {
   const char **names = malloc((file->count + 1) * sizeof *names);
@@ -177,12 +178,13 @@ static int parse(safetensors *file, const unsigned char *bytes, size_t size, cha
   }
   uint64_t header_bytes = array_load_u64(bytes);
   if (header_bytes > size - 8) {
-    return text_fail(error, error_bytes, "%s: the header claims %" PRIu64 " bytes, but the file has only %zu after its length",
-                     file->name, header_bytes, size - 8);
+    return text_fail(error, error_bytes,
+                     "%s: the header claims %" PRIu64 " bytes, but the file has only %zu after its length", file->name,
+                     header_bytes, size - 8);
   }
   if (header_bytes > HEADER_LIMIT) {
-    return text_fail(error, error_bytes, "%s: a header of %" PRIu64 " bytes, the limit is %" PRIu64, file->name, header_bytes,
-                     HEADER_LIMIT);
+    return text_fail(error, error_bytes, "%s: a header of %" PRIu64 " bytes, the limit is %" PRIu64, file->name,
+                     header_bytes, HEADER_LIMIT);
   }
   if (header_bytes == 0) return text_fail(error, error_bytes, "%s: the header is empty", file->name);
   file->data = bytes + 8 + header_bytes;
@@ -250,8 +252,8 @@ int safetensors_read(const safetensors *file, const safetensors_entry *entry, ar
   memset(a, 0, sizeof *a);
   if (find_source(entry->dtype, &source) != 0) {
     return text_fail(error, error_bytes,
-                     "%s: tensor '%s': dtype %s is not supported (F64, F32, F16, BF16, I32, I64, U8 and BOOL are)", file->name,
-                     entry->name, entry->dtype);
+                     "%s: tensor '%s': dtype %s is not supported (F64, F32, F16, BF16, I32, I64, U8 and BOOL are)",
+                     file->name, entry->name, entry->dtype);
   }
   if (entry->rank > ARRAY_RANK) {
     return text_fail(error, error_bytes, "%s: tensor '%s': rank %d, at most %d is supported", file->name, entry->name,

@@ -208,13 +208,14 @@ typedef struct qkv_problem {
 typedef struct qkv_context {
   uint32_t size;             /* sizeof(qkv_context) */
   int32_t num_workers;       /* number of different `worker` values parallel_for uses; 0: 1 */
-  void *self;                /* passed to the functions below */
+  void *self;                /* passed to parallel_for */
   /* Calls body(arg, task, worker) once for each 0 <= task < tasks and returns after the last. Tasks are independent: any order,
    * any thread, one after another too. 0 <= worker < num_workers, different for tasks that run at the same time. */
   void (*parallel_for)(void *self, void (*body)(void *arg, int64_t task, int32_t worker), void *arg, int64_t tasks);
   /* Used once per call that got no scratch. Alignment is a power of two. Both or none. */
-  void *(*alloc)(void *self, size_t bytes, size_t alignment);
-  void (*release)(void *self, void *memory);
+  void *alloc_self;          /* passed to these */
+  void *(*alloc)(void *alloc_self, size_t bytes, size_t alignment);
+  void (*release)(void *alloc_self, void *memory);
   const char *isa_cap;       /* NULL: best; or "avx512", "avx2", "neon", "portable": at most this; "reference": scalar text */
   const int32_t *cancel;     /* set it to non-zero from anywhere to end a call early with QKV_CANCELLED */
   uint32_t flags;            /* QKV_FORCE_...: for tests; the bits of the result never change */
@@ -226,7 +227,8 @@ enum {
   QKV_FORCE_SELECT = 2,  /* partly visible tiles take the path for operands that are not finite */
   QKV_FORCE_STAGE = 4,   /* K and V are always copied before use */
   QKV_FORCE_SPLIT = 8,   /* keys are always divided among tasks */
-  QKV_NO_SKIP = 16       /* no part of a visible 64 x 64 tile is skipped */
+  QKV_NO_SKIP = 16,      /* no part of a visible 64 x 64 tile is skipped */
+  QKV_FORCE_FUSE = 32    /* the kernels that do softmax beside products, also where they do not pay */
 };
 
 /* ---- Calls -------------------------------------------------------------------------------------------------------------- */
@@ -287,7 +289,7 @@ typedef struct qkv_state {
 
 /* Number of nodes that the problem's keys make, and bytes for a state with room for `capacity` nodes (0: for that number). */
 QKV_API qkv_status qkv_state_bytes(const qkv_problem *problem, int64_t capacity, int64_t *nodes, size_t *bytes);
-/* Lays an empty state of `capacity` nodes into memory of at least that many bytes, aligned to 8. */
+/* Lays an empty state of `capacity` nodes (0: as above) into memory of at least that many bytes, aligned to 8. */
 QKV_API qkv_status qkv_state_init(const qkv_problem *problem, int64_t capacity, void *memory, size_t bytes, qkv_state *state);
 /* Attends to the problem's keys (algorithm FLASH) and leaves the result in `state`, whose old content is dropped. out, lse and
  * sinks are not used. Scratch as for qkv_forward. */

@@ -105,7 +105,7 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
   }
   const int adjusts = qkv__panel_adjust(g, e, &l->panel, now->key, now->keys, now->partial ? now->bits : NULL, &w->stage, &a);
   if (now->selecting && p->bias.data) qkv__panel_hide(g, &l->panel, &w->stage, now->keys, now->bits);
-  const int fused = k->qk_exp && before->of && before->runs.full && now->runs.full && before->of->panel.nv == nv;
+  const int fused = g->fuse && before->of && before->runs.full && now->runs.full && before->of->panel.nv == nv;
   if (fused) k->qk_exp(l->panel.Qt, p->head_dim, K, ldk, now->S, l->node.m, w->M, before->S, before->z, w->L, nv);
   else {
     if (before->of) k->exp(before->S, &before->runs, before->z, w->L, before->of->panel.nv);
@@ -182,7 +182,8 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
       now->V = V;
       now->ldv = ldv;
       advance(g, e, &w, before, now, K, ldk);
-      turn = !turn;
+      if (g->fuse) turn = !turn;
+      else flush(g, &w, now);
     }
     key = key_end;
   }

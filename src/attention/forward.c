@@ -49,17 +49,17 @@ static qkv_status layout(call *k, const qkv_state *state, int64_t nodes, void *m
       k->flash.s.nodes = QKV_MAX(nodes, 1);
       k->flash.s.tasks = k->flash.s.row_tasks * nodes;
       k->flash.state = state;
-    } else if (k->flash.s.nodes > 1) {
-      k->state.nodes = qkv__carve(&c, k->flash.s.nodes, sizeof(qkv_node));
-      k->state.data = qkv__carve(&c, k->flash.s.nodes * (k->p.p.head_dim_v + 2), (size_t)k->p.rows * (size_t)g->k->real_bytes);
+    } else if (k->flash.s.max_nodes) {
+      k->state.nodes = qkv__carve(&c, k->flash.s.max_nodes, sizeof(qkv_node));
+      k->state.data = qkv__carve(&c, k->flash.s.node_rows * (k->p.p.head_dim_v + 2), (size_t)g->k->real_bytes);
       k->state.size = sizeof k->state;
       k->state.dtype = k->p.f64 ? QKV_F64 : QKV_F32;
       k->state.rows = k->p.rows;
       k->state.head_dim_v = k->p.p.head_dim_v;
       k->state.count = k->state.capacity = k->flash.s.nodes;
-      k->flash.state = &k->state;
-      k->finish_bytes = qkv__finish_worker_bytes(g, k->state.count);
+      k->finish_bytes = qkv__finish_worker_bytes(g, k->flash.s.max_nodes);
       k->finish_memory = qkv__carve(&c, workers, k->finish_bytes);
+      k->flash.state = k->flash.s.nodes > 1 ? &k->state : NULL;
     } else k->flash.state = NULL;
     k->flash.worker_bytes = qkv__flash_worker_bytes(g, &k->flash.s);
     if (k->flash.worker_bytes == SIZE_MAX) return QKV_TOO_LARGE;

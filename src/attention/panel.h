@@ -36,7 +36,8 @@ typedef struct qkv__engine {
   const qkv__problem *p;
   const qkv__kernel *k;
   uint32_t flags;
-  int w; /* of the widest panel */
+  int w;    /* of the widest panel */
+  int fuse; /* softmax of one panel beside the scores of the next */
 } qkv__engine;
 
 void qkv__panel_carve(const qkv__engine *g, qkv__carver *c, qkv__panel *panel, int with_q);

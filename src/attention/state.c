@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/fpstate.h"
 #include "base/order1.h"
 #include "base/run.h"
@@ -12,6 +13,7 @@ int qkv__engine_make(const qkv_context *c, const qkv__problem *p, qkv__engine *g
   g->p = p;
   g->k = qkv__kernel_of(p->f64, c->isa_cap, NULL);
   g->flags = c->flags;
+  g->fuse = p->p.algorithm == QKV_FLASH && g->k && g->k->qk_exp && ((qkv__cpu() & QKV__CPU_ADD_PIPES) || (c->flags & QKV_FORCE_FUSE));
   if (!g->k) return 0;
   g->w = g->k->lanes * g->k->max_nv;
   return 1;
@@ -79,13 +81,14 @@ qkv_status qkv_state_init(const qkv_problem *problem, int64_t capacity, void *me
   qkv__fpstate fp;
   if (!state) return QKV_BAD_POINTER;
   if (capacity < 0) return QKV_BAD_STATE;
-  qkv_status s = qkv_state_bytes(problem, capacity, NULL, &need);
+  int64_t nodes;
+  qkv_status s = qkv_state_bytes(problem, capacity, &nodes, &need);
   if (s != QKV_OK) return s;
+  if (capacity == 0) capacity = nodes;
   qkv__fp_enter(&fp);
   s = qkv__check(problem, 0, &p, NULL, 0);
   qkv__fp_leave(&fp);
-  if (capacity == 0) need = 0;
-  if (need && !memory) return QKV_BAD_POINTER;
+  if (need && (!memory || (uintptr_t)memory % 8)) return QKV_BAD_POINTER;
   if (bytes < need) return QKV_SCRATCH_TOO_SMALL;
   qkv__carver c = {memory, 0, 0};
   memset(state, 0, sizeof *state);

@@ -7,6 +7,8 @@
 static uint32_t find(void) {
   unsigned a, b, c, d, low, high;
   uint32_t found = QKV__CPU_KNOWN;
+  if (!__get_cpuid(0, &a, &b, &c, &d)) return found;
+  if (b == 0x68747541) found |= QKV__CPU_ADD_PIPES; /* "Auth", of AuthenticAMD */
   if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
   const unsigned fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1;
   if (!osxsave || !avx || !fma) return found;

@@ -45,7 +45,7 @@ qkv_status qkv__memory_take(const qkv_context *c, void *scratch, size_t bytes, s
   }
   if (bytes) return QKV_BAD_POINTER;
   if (need == 0) return QKV_OK;
-  m->owned = c->alloc ? c->alloc(c->self, need + QKV__MEMORY_SLACK, 64) : malloc(need + QKV__MEMORY_SLACK);
+  m->owned = c->alloc ? c->alloc(c->alloc_self, need + QKV__MEMORY_SLACK, 64) : malloc(need + QKV__MEMORY_SLACK);
   if (!m->owned) return QKV_NO_MEMORY;
   m->base = align_up(m->owned);
   return QKV_OK;
@@ -53,6 +53,6 @@ qkv_status qkv__memory_take(const qkv_context *c, void *scratch, size_t bytes, s
 
 void qkv__memory_release(const qkv_context *c, qkv__memory *m) {
   if (!m->owned) return;
-  if (c->release) c->release(c->self, m->owned);
+  if (c->release) c->release(c->alloc_self, m->owned);
   else free(m->owned);
 }

@@ -65,7 +65,7 @@ qkv_status qkv__check_context(const qkv_context *in, qkv_context *out, char *tex
   if (out->num_workers == 0 || !out->parallel_for) out->num_workers = 1;
   if (!out->alloc != !out->release) return fail(r, QKV_BAD_CONTEXT, "context.alloc and context.release: only one of them is given");
   if (out->reserved) return fail(r, QKV_UNKNOWN_FIELD, "context.reserved %" PRId32 " is not 0", out->reserved);
-  if (out->flags & ~31u) return fail(r, QKV_UNKNOWN_FIELD, "context.flags 0x%" PRIx32 " has bits this version does not know", out->flags);
+  if (out->flags & ~63u) return fail(r, QKV_UNKNOWN_FIELD, "context.flags 0x%" PRIx32 " has bits this version does not know", out->flags);
   return QKV_OK;
 }
 
@@ -305,19 +305,28 @@ static qkv_status check_numbers(const report *r, qkv__problem *q) {
   return QKV_OK;
 }
 
-static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
+enum { INPUTS = 6 };
+static void list_inputs(const qkv__problem *q, named *to) {
   const qkv_problem *p = &q->p;
   const int64_t bq = p->cu_seqlens_q ? 1 : p->batch, bk = p->cu_seqlens_kv ? 1 : p->batch;
+  const named in[INPUTS] = {{"q", &p->q, {{bq, p->num_heads, p->seqlen_q, p->head_dim}}},
+                            {"k", &p->k, {{bk, p->num_kv_heads, p->seqlen_kv, p->head_dim}}},
+                            {"v", &p->v, {{bk, p->num_kv_heads, p->seqlen_kv, p->head_dim_v}}},
+                            {"bias", &p->bias, {{p->batch, p->num_heads, q->max_rows, q->max_keys}}},
+                            {"alibi_slopes", &p->alibi_slopes, {{p->batch, p->num_heads, 1, 1}}},
+                            {"sinks", &p->sinks, {{p->batch, p->num_heads, 1, 1}}}};
+  memcpy(to, in, sizeof in);
+}
+
+static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
+  const qkv_problem *p = &q->p;
+  const int64_t bq = p->cu_seqlens_q ? 1 : p->batch;
   const int main_type = q->f64 ? F64_BIT : F32_BIT;
   const named out = {"out", &p->out, {{bq, p->num_heads, p->seqlen_q, p->head_dim_v}}};
   const named lse = {"lse", &p->lse, {{bq, p->num_heads, p->seqlen_q, 1}}};
-  const named in[] = {{"q", &p->q, {{bq, p->num_heads, p->seqlen_q, p->head_dim}}},
-                      {"k", &p->k, {{bk, p->num_kv_heads, p->seqlen_kv, p->head_dim}}},
-                      {"v", &p->v, {{bk, p->num_kv_heads, p->seqlen_kv, p->head_dim_v}}},
-                      {"bias", &p->bias, {{p->batch, p->num_heads, q->max_rows, q->max_keys}}},
-                      {"alibi_slopes", &p->alibi_slopes, {{p->batch, p->num_heads, 1, 1}}},
-                      {"sinks", &p->sinks, {{p->batch, p->num_heads, 1, 1}}}};
-  for (int i = 0; i < 6; i++) {
+  named in[INPUTS];
+  list_inputs(q, in);
+  for (int i = 0; i < INPUTS; i++) {
     const int needed = i < 2 ? uses & QKV__USES_QK : i == 2 ? uses & QKV__USES_V : 0;
     if (!needed && !in[i].t->data) continue;
     TRY(check_tensor(r, in[i].name, in[i].t, &in[i].e, i < 3 ? main_type : i == 3 ? main_type | F32_BIT : F32_BIT | F64_BIT, 0));
@@ -326,7 +335,7 @@ static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
   TRY(check_tensor(r, out.name, out.t, &out.e, main_type, 1));
   if (p->lse.data) TRY(check_tensor(r, lse.name, lse.t, &lse.e, main_type | F32_BIT, 1));
   TRY(check_apart(r, &out, &lse));
-  for (int i = 0; i < 6; i++) {
+  for (int i = 0; i < INPUTS; i++) {
     TRY(check_apart(r, &out, &in[i]));
     TRY(check_apart(r, &lse, &in[i]));
   }
@@ -347,7 +356,7 @@ static qkv_status check_masks(const report *r, const qkv__problem *q) {
     if (m->reserved) return fail(r, QKV_UNKNOWN_FIELD, "%s.reserved %" PRId64 " is not 0", name, m->reserved);
     char why[160] = "";
     qkv_status s = qkv__mask_kinds[m->kind].check(p, m, why, sizeof why);
-    if (s != QKV_OK) return fail(r, s, "%s (%s): %s", name, qkv__mask_kinds[m->kind].name, why);
+    if (s != QKV_OK) return fail(r, s, "%s.%s (%s mask)", name, why, qkv__mask_kinds[m->kind].name);
     if (qkv__mask_kinds[m->kind].t_types) { /* the tensor that the kind reads */
       const int ids = m->kind == QKV_MASK_DOCUMENT;
       const extent4 te = {{p->batch, ids ? 1 : p->num_heads, ids ? 1 : q->max_rows, ids ? q->max_keys : QKV_MAX(q->max_keys - m->a, 0)}};
@@ -408,7 +417,12 @@ qkv_status qkv__check_region(const qkv__problem *q, const qkv_region *in, const 
   if (out->row_begin < 0 || out->row_begin > out->row_end || out->row_end > all.row_end) return QKV_BAD_REGION;
   if (!to) return QKV_BAD_POINTER;
   const extent4 e = {{out->batch_end - out->batch_begin, out->head_end - out->head_begin, out->row_end - out->row_begin, q->max_keys}};
-  return check_tensor(&none, "to", to, &e, q->f64 ? F32_BIT | F64_BIT : F32_BIT, 1);
+  TRY(check_tensor(&none, "to", to, &e, q->f64 ? F32_BIT | F64_BIT : F32_BIT, 1));
+  const named output = {"to", to, e};
+  named input[INPUTS];
+  list_inputs(q, input);
+  for (int i = 0; i < INPUTS; i++) TRY(check_apart(&none, &output, &input[i]));
+  return QKV_OK;
 }
 
 qkv_status qkv__check_state(const qkv__problem *q, const qkv_state *s) {

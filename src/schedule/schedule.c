@@ -5,7 +5,8 @@
 enum {
   PANEL_MEMORY = 384 << 10, /* of the panels that share one pass over K and V: they stay in the second-level cache */
   MAX_PANELS = 16,
-  ENOUGH_TASKS = 16         /* fewer are divided further */
+  ENOUGH_TASKS = 16,        /* fewer are divided further: by smaller ranges of rows, */
+  FEW_TASKS = 8             /* and below this, by keys */
 };
 
 void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last) {
@@ -36,13 +37,18 @@ int64_t qkv__count_tasks(const qkv__engine *g, int64_t task_rows) {
   return n * g->p->p.num_kv_heads;
 }
 
+/* With level l, the key tasks of splits [first, last). */
+static int64_t nodes_at(int64_t first, int64_t last, int level) { return last > first ? ((last - 1) >> level) - (first >> level) + 1 : 0; }
+
 void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) {
   const qkv_problem *p = &g->p->p;
   const int64_t panel_bytes = (p->head_dim + 2 * p->head_dim_v) * g->w * g->k->real_bytes;
-  const int64_t panels_needed = (g->p->group * g->p->max_rows + g->w - 1) / g->w;
+  const int64_t needed = (g->p->group * g->p->max_rows + g->w - 1) / g->w;
   int64_t first, last;
-  s->panels = QKV_MAX(1, QKV_MIN(QKV_MIN(PANEL_MEMORY / panel_bytes, MAX_PANELS), panels_needed));
-  while (s->panels > 1 && qkv__count_tasks(g, s->panels * g->w) < ENOUGH_TASKS) s->panels = (s->panels + 1) / 2;
+  /* a power of two, and never less for more rows: qkv_scratch is monotone */
+  s->panels = 1;
+  while (s->panels < needed && s->panels < MAX_PANELS && 2 * s->panels * panel_bytes <= PANEL_MEMORY) s->panels *= 2;
+  while (s->panels > 1 && qkv__count_tasks(g, s->panels * g->w) < ENOUGH_TASKS) s->panels /= 2;
   s->task_rows = s->panels * g->w;
   s->row_tasks = qkv__count_tasks(g, s->task_rows);
   qkv__split_range(g->p, &first, &last);
@@ -50,16 +56,21 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
   s->level = 0;
   s->first_node = 0;
   s->spares = qkv__tree_spares(last - first);
-  if (!whole_keys && s->row_tasks > 0 && last - first > 1 && (s->row_tasks < ENOUGH_TASKS / 2 || (g->flags & QKV_FORCE_SPLIT))) {
-    /* the highest level whose nodes are enough */
-    int level = 0;
-    while (((last - 1) >> (level + 1)) - (first >> (level + 1)) + 1 > 1 &&
-           s->row_tasks * (((last - 1) >> (level + 1)) - (first >> (level + 1)) + 1) >= ENOUGH_TASKS && !(g->flags & QKV_FORCE_SPLIT))
-      level++;
+  s->node_rows = s->max_nodes = 0;
+  s->tasks = s->row_tasks;
+  if (whole_keys || last - first < 2) return;
+
+  const int forced = (g->flags & QKV_FORCE_SPLIT) != 0;
+  if (s->row_tasks > 0 && (forced || (s->row_tasks < FEW_TASKS && g->p->rows <= s->row_tasks * g->w))) {
+    int level = 0; /* the highest with enough tasks */
+    while (!forced && nodes_at(first, last, level + 1) > 1 && s->row_tasks * nodes_at(first, last, level + 1) >= ENOUGH_TASKS) level++;
     s->level = level;
     s->first_node = first >> level;
-    s->nodes = ((last - 1) >> level) - s->first_node + 1;
+    s->nodes = nodes_at(first, last, level);
   }
+  /* room for what this problem or a smaller one divides into: with r row tasks, at most 2 * 16 / r + 3 nodes */
+  s->max_nodes = QKV_MAX(s->nodes, QKV_MIN(last - first, 2 * ENOUGH_TASKS + 3));
+  s->node_rows = QKV_MAX(s->nodes * g->p->rows, QKV_MIN((last - first) * g->p->rows, (2 * ENOUGH_TASKS + 3 * FEW_TASKS) * g->w));
   s->tasks = s->row_tasks * s->nodes;
 }
 

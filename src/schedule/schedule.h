@@ -14,6 +14,8 @@ typedef struct qkv__schedule {
   int64_t first_node;   /* index of the first */
   int64_t tasks;        /* row_tasks * nodes */
   int64_t spares;       /* tree nodes of a panel */
+  int64_t max_nodes;    /* scratch has room for so many nodes, */
+  int64_t node_rows;    /* and so many rows of all nodes together */
 } qkv__schedule;
 
 typedef struct qkv__task {

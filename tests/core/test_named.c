@@ -304,6 +304,32 @@ static void test_many_equal_logits(void **state) {
   free(w);
 }
 
+static void test_smallest_weight(void **state) {
+  (void)state;
+  /* With a scale of ln 2 the scores are powers of two. A weight of 2^-125 (f64: 2^-1021) counts, anything below is 0. */
+  const float q[] = {1}, v[] = {0, 0x1p100f};
+  const double dq[] = {1}, dv[] = {0, 0x1p1000};
+  float out[1], lse[1];
+  double dout = -1;
+  EVERY_ALGORITHM EVERY_ISA {
+    for (int below = 0; below < 2; below++) {
+      const float k[] = {0, below ? nextafterf(-125, -200) : -125};
+      const double dk[] = {0, below ? nextafter(-1021, -2000) : -1021};
+      qkv_problem p = simple(1, 1, 1, 1, 2, 1, 1, q, k, v, out, lse);
+      p.algorithm = algorithm;
+      p.softmax_scale = 0x1.62e42fefa39efp-1;
+      RUN(&p, out, lse);
+      exactly(out[0], below ? 0 : 0x1p-25);
+      p.q = qkv_bhsd(dq, QKV_F64, 1, 1, 1);
+      p.k = qkv_bhsd(dk, QKV_F64, 1, 2, 1);
+      p.v = qkv_bhsd(dv, QKV_F64, 1, 2, 1);
+      p.out = qkv_bhsd(&dout, QKV_F64, 1, 1, 1);
+      test_run(ISA, &p);
+      exactly(dout, below ? 0 : 0x1p-21);
+    }
+  }
+}
+
 static void test_visible_only_at_the_end(void **state) {
   (void)state;
   enum { N = 600 };
@@ -889,6 +915,7 @@ static const struct CMUnitTest tests[] = {
   cmocka_unit_test(test_softcap_saturates),
   cmocka_unit_test(test_softcap_before_mask),
   cmocka_unit_test(test_many_equal_logits),
+  cmocka_unit_test(test_smallest_weight),
   cmocka_unit_test(test_visible_only_at_the_end),
   cmocka_unit_test(test_causal_alignment),
   cmocka_unit_test(test_start_aligned_single_query),

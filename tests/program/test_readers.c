@@ -18,7 +18,7 @@
 
 #define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
 
-/* ---- .npy ---------------------------------------------------------------------------------------------------------------- */
+/* ---- .npy -------------------------------------------------------------------------------------------------------- */
 
 /* A file of version `major`.0 with this dictionary; returns its size. */
 static size_t make_npy(unsigned char *to, int major, const char *dictionary, const void *data, size_t bytes) {
@@ -55,7 +55,8 @@ static void test_npy_dtypes(void **state) {
   char error[512] = "";
   array a;
   for (int major = 1; major <= 3; major++) {
-    assert_int_equal(parse(&a, major, "{'descr': '<f2', 'fortran_order': False, 'shape': (6,), }", half, 12, error, sizeof error), 0);
+    assert_int_equal(
+        parse(&a, major, "{'descr': '<f2', 'fortran_order': False, 'shape': (6,), }", half, 12, error, sizeof error), 0);
     assert_int_equal(a.dtype, QKV_F32);
     assert_int_equal(a.rank, 1);
     assert_int_equal(a.shape[0], 6);
@@ -66,19 +67,24 @@ static void test_npy_dtypes(void **state) {
   assert_int_equal(parse(&a, 1, "{\"shape\":(2),'descr':'<f4','fortran_order':False}", single, 8, error, sizeof error), 0);
   assert_true(a.dtype == QKV_F32 && ((const float *)a.data)[0] == 1 && ((const float *)a.data)[1] == -2);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '<f8', 'fortran_order': False, 'shape': (2L,), }  \n", real, 16, error, sizeof error), 0);
+  assert_int_equal(
+      parse(&a, 1, "{'descr': '<f8', 'fortran_order': False, 'shape': (2L,), }  \n", real, 16, error, sizeof error), 0);
   assert_true(a.dtype == QKV_F64 && ((const double *)a.data)[0] == 1 && ((const double *)a.data)[1] == -2);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '<i4', 'fortran_order': False, 'shape': (2,), }", word, 8, error, sizeof error), 0);
+  assert_int_equal(parse(&a, 1, "{'descr': '<i4', 'fortran_order': False, 'shape': (2,), }", word, 8, error, sizeof error),
+                   0);
   assert_true(a.dtype == QKV_I32 && ((const int32_t *)a.data)[0] == 1 && ((const int32_t *)a.data)[1] == -2);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }", wide, 16, error, sizeof error), 0);
+  assert_int_equal(parse(&a, 1, "{'descr': '<i8', 'fortran_order': False, 'shape': (2,), }", wide, 16, error, sizeof error),
+                   0);
   assert_true(a.dtype == QKV_I32 && ((const int32_t *)a.data)[0] == 1 && ((const int32_t *)a.data)[1] == -2);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '|b1', 'fortran_order': False, 'shape': (2,), }", byte, 2, error, sizeof error), 0);
+  assert_int_equal(parse(&a, 1, "{'descr': '|b1', 'fortran_order': False, 'shape': (2,), }", byte, 2, error, sizeof error),
+                   0);
   assert_true(a.dtype == QKV_U8 && ((const uint8_t *)a.data)[0] == 1 && ((const uint8_t *)a.data)[1] == 0);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }", byte, 2, error, sizeof error), 0);
+  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }", byte, 2, error, sizeof error),
+                   0);
   assert_true(a.dtype == QKV_U8 && ((const uint8_t *)a.data)[0] == 7);
   array_free(&a);
 }
@@ -88,16 +94,20 @@ static void test_npy_shapes(void **state) {
   static const unsigned char bytes[] = {0, 1, 2, 3, 4, 5};
   char error[512] = "";
   array a;
-  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': True, 'shape': (2, 3), }", bytes, 6, error, sizeof error), 0);
+  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': True, 'shape': (2, 3), }", bytes, 6, error, sizeof error),
+                   0);
   assert_true(a.rank == 2 && a.stride[0] == 1 && a.stride[1] == 2);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 3), }", bytes, 6, error, sizeof error), 0);
+  assert_int_equal(
+      parse(&a, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 3), }", bytes, 6, error, sizeof error), 0);
   assert_true(a.rank == 2 && a.stride[0] == 3 && a.stride[1] == 1);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (), }", bytes, 1, error, sizeof error), 0);
+  assert_int_equal(parse(&a, 1, "{'descr': '|u1', 'fortran_order': False, 'shape': (), }", bytes, 1, error, sizeof error),
+                   0);
   assert_true(a.rank == 0 && a.data != NULL);
   array_free(&a);
-  assert_int_equal(parse(&a, 1, "{'descr': '<f8', 'fortran_order': False, 'shape': (3, 0, 2, 1), }", bytes, 0, error, sizeof error), 0);
+  assert_int_equal(
+      parse(&a, 1, "{'descr': '<f8', 'fortran_order': False, 'shape': (3, 0, 2, 1), }", bytes, 0, error, sizeof error), 0);
   assert_true(a.rank == 4 && a.shape[1] == 0 && a.data != NULL);
   array_free(&a);
 }
@@ -108,8 +118,10 @@ static void test_npy_errors(void **state) {
     const char *dictionary, *message;
   } cases[] = {
       {"", "x.npy: header: expected '{' at character 0"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (4,), ", "x.npy: header: expected a quoted key or '}' at character 56"},
-      {"{'descr': '<f4', 'fortran_order': False, 'shape': (4,)} x", "x.npy: header: expected the end of the header at character 56"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (4,), ",
+       "x.npy: header: expected a quoted key or '}' at character 56"},
+      {"{'descr': '<f4', 'fortran_order': False, 'shape': (4,)} x",
+       "x.npy: header: expected the end of the header at character 56"},
       {"{'descr': '<f4', 'fortran_order': Maybe, 'shape': (4,)}", "x.npy: header: expected True or False at character 34"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (4;)}", "x.npy: header: expected ',' or ')' at character 52"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (-4,)}",
@@ -256,10 +268,10 @@ static void test_broadcast(void **state) {
   array_free(&a);
 }
 
-/* ---- .safetensors -------------------------------------------------------------------------------------------------------- */
+/* ---- .safetensors ------------------------------------------------------------------------------------------------ */
 
-static safetensors *parse_safetensors(unsigned char **memory, const char *header, const void *data, size_t bytes, char *error,
-                                      size_t error_bytes) {
+static safetensors *parse_safetensors(unsigned char **memory, const char *header, const void *data, size_t bytes,
+                                      char *error, size_t error_bytes) {
   size_t length = strlen(header), all = 8 + length + bytes;
   unsigned char *file = malloc(all);
   assert_non_null(file);
@@ -272,14 +284,16 @@ static safetensors *parse_safetensors(unsigned char **memory, const char *header
 
 static void test_safetensors_reads(void **state) {
   (void)state;
-  static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[4,8]},"
-                               "\"a\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]},"
-                               "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[8,16]},"
-                               "\"m\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[16,18]},"
-                               "\"odd\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[18,20]},"
-                               "\"deep\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1],\"data_offsets\":[20,21]},"
-                               "\"none\":{\"dtype\":\"F64\",\"shape\":[0,3],\"data_offsets\":[21,21]}}    ";
-  static const unsigned char data[21] = {0, 0, 0x80, 0x3f, 0xc0, 0x3f, 0, 0xc0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 9};
+  static const char header[] =
+      "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[4,8]},"
+      "\"a\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]},"
+      "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[8,16]},"
+      "\"m\":{\"dtype\":\"BOOL\",\"shape\":[2],\"data_offsets\":[16,18]},"
+      "\"odd\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[18,20]},"
+      "\"deep\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1],\"data_offsets\":[20,21]},"
+      "\"none\":{\"dtype\":\"F64\",\"shape\":[0,3],\"data_offsets\":[21,21]}}    ";
+  static const unsigned char data[21] = {0,    0,    0x80, 0x3f, 0xc0, 0x3f, 0,    0xc0, 0xff,
+                                         0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0,    9};
   char error[512] = "";
   unsigned char *memory;
   safetensors *file = parse_safetensors(&memory, header, data, sizeof data, error, sizeof error);
@@ -305,8 +319,9 @@ static void test_safetensors_reads(void **state) {
   assert_true(a.dtype == QKV_F64 && a.shape[0] == 0 && a.shape[1] == 3);
   array_free(&a);
   assert_int_equal(safetensors_read(file, safetensors_find(file, "odd"), &a, error, sizeof error), -1);
-  assert_string_equal(error, "x.safetensors: tensor 'odd': dtype F8_E4M3 is not supported (F64, F32, F16, BF16, I32, I64, U8 and "
-                             "BOOL are)");
+  assert_string_equal(error,
+                      "x.safetensors: tensor 'odd': dtype F8_E4M3 is not supported (F64, F32, F16, BF16, I32, I64, U8 and "
+                      "BOOL are)");
   assert_int_equal(safetensors_read(file, safetensors_find(file, "deep"), &a, error, sizeof error), -1);
   assert_string_equal(error, "x.safetensors: tensor 'deep': rank 5, at most 4 is supported");
   safetensors_close(file);
@@ -340,9 +355,11 @@ static void test_safetensors_errors(void **state) {
        "x.safetensors: tensor 'a': its shape does not fit the address space"},
       {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1e300],\"data_offsets\":[0,8]}}",
        "x.safetensors: tensor 'a': shape is not a list of non-negative integers"},
-      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[2,4]}}",
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_"
+       "offsets\":[2,4]}}",
        "x.safetensors: tensor 'b' overlaps another"},
-      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+      {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_"
+       "offsets\":[1,2]}}",
        "x.safetensors: tensor 'a' appears twice"},
       {"{\"a\":{\"dtype\":\"a type with a long name\",\"shape\":[1],\"data_offsets\":[0,4]}}",
        "x.safetensors: tensor 'a': unknown dtype"},
@@ -363,7 +380,7 @@ static void test_safetensors_errors(void **state) {
   assert_string_equal(error, "x.safetensors: the header claims 65535 bytes, but the file has only 2 after its length");
 }
 
-/* ---- Masks --------------------------------------------------------------------------------------------------------------- */
+/* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
 /* Any name is a file: ids*.npy of 8 keys, mask*.npy of 4 x 8, len.npy of 2 entries, else missing. */
 static int fake_loader(const char *source, array *a, char *error, size_t error_bytes) {
@@ -454,8 +471,8 @@ static void test_mask_terms(void **state) {
   (void)state;
   static mask_text m;
   char error[512] = "";
-  assert_int_equal(mask_text_parse("causal_start & window(3,-1) & documents(ids.npy) & dense(mask.npy)", &fake_extents, fake_loader,
-                                   &m, error, sizeof error),
+  assert_int_equal(mask_text_parse("causal_start & window(3,-1) & documents(ids.npy) & dense(mask.npy)", &fake_extents,
+                                   fake_loader, &m, error, sizeof error),
                    0);
   assert_int_equal(m.count, 4);
   assert_true(m.terms[0].kind == QKV_MASK_CAUSAL && m.terms[0].a == QKV_ALIGN_START);
@@ -477,7 +494,8 @@ static void test_mask_terms(void **state) {
 
 static void test_mask_errors(void **state) {
   (void)state;
-  static const char terms[] = "none, causal, causal_start, window(left,right), prefix(n), lengths(FILE), documents(FILE), dense(FILE)";
+  static const char terms[] =
+      "none, causal, causal_start, window(left,right), prefix(n), lengths(FILE), documents(FILE), dense(FILE)";
   char a_term[256], no_such[256];
   snprintf(a_term, sizeof a_term, "a term was expected: %s, or '('\n  ", terms);
   snprintf(no_such, sizeof no_such, "unknown term 'sliding_attention'; there are %s\n  sliding_attention\n  ^", terms);
@@ -510,11 +528,13 @@ static void test_mask_errors(void **state) {
       {"lengths(len.npy) & lengths(len.npy)", "lengths(...) is given twice\n", "                     ^", -1},
       {"documents(x.npy)", "x.npy: cannot open\n  documents(x.npy)\n            ^", "", -2},
       {"causal & dense(ids.npy)",
-       "ids.npy: bool or u1 that broadcasts to (batch, heads, rows, keys) = (2, 1, 4, 8) was expected, the file has integers of "
+       "ids.npy: bool or u1 that broadcasts to (batch, heads, rows, keys) = (2, 1, 4, 8) was expected, the file has "
+       "integers of "
        "shape (8,)\n",
        "                 ^", -2},
-      {"documents(len.npy)", "len.npy: integers of shape (8,) or (batch, 8) was expected, the file has integers of shape (2,)\n",
-       "            ^", -2},
+      {"documents(len.npy)",
+       "len.npy: integers of shape (8,) or (batch, 8) was expected, the file has integers of shape (2,)\n", "            ^",
+       -2},
       {"dense('mäsk.npy') & x", "m\xc3\xa4sk.npy: cannot open\n  dense('m\xc3\xa4sk.npy') & x\n        ^", "", -2},
       {"documents('idsä') & x", "unknown term 'x'; there are", "\n                      ^", -1},
   };
@@ -581,13 +601,20 @@ static void test_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_npy_dtypes),        cmocka_unit_test(test_npy_shapes),
-      cmocka_unit_test(test_npy_errors),        cmocka_unit_test(test_npy_preamble),
-      cmocka_unit_test(test_npy_round_trip),    cmocka_unit_test(test_f16_against_arithmetic),
-      cmocka_unit_test(test_broadcast),         cmocka_unit_test(test_safetensors_reads),
-      cmocka_unit_test(test_safetensors_errors), cmocka_unit_test(test_mask_forms),
-      cmocka_unit_test(test_mask_distribution), cmocka_unit_test(test_mask_terms),
-      cmocka_unit_test(test_mask_errors),       cmocka_unit_test(test_mask_limits),
+      cmocka_unit_test(test_npy_dtypes),
+      cmocka_unit_test(test_npy_shapes),
+      cmocka_unit_test(test_npy_errors),
+      cmocka_unit_test(test_npy_preamble),
+      cmocka_unit_test(test_npy_round_trip),
+      cmocka_unit_test(test_f16_against_arithmetic),
+      cmocka_unit_test(test_broadcast),
+      cmocka_unit_test(test_safetensors_reads),
+      cmocka_unit_test(test_safetensors_errors),
+      cmocka_unit_test(test_mask_forms),
+      cmocka_unit_test(test_mask_distribution),
+      cmocka_unit_test(test_mask_terms),
+      cmocka_unit_test(test_mask_errors),
+      cmocka_unit_test(test_mask_limits),
       cmocka_unit_test(test_load),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

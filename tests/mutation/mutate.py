@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Plants faults into copies of the library, one at a time, and demands that the tests find each of them.
+
+    mutate.py --build BUILD --source SOURCE --work DIR [--short] [--only NAME] [--list]
+
+BUILD is a built tree with the tests and compile_commands.json. A fault is a replacement of text that must occur exactly once
+in its file; only the objects that it concerns are compiled again, linked with the others of BUILD into another libqkv, and
+the test programs run with that one preloaded. A fault that no test finds makes the exit status 1, and so does one whose text is
+not there any more: then the list below needs care.
+"""
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+KERNEL = ["kernel_portable_f32"]  # the template once: its instances are compared with the scalar reference
+CHECKS = ["digest", "named", "mask", "errors", "relations", "threads", "generator"]  # fastest first
+
+
+class Fault:
+    """Text `old` of `file` becomes `new`. units: parts of names of objects to compile again; none: that of the file.
+    isa: a flag of /proc/cpuinfo without which the fault cannot run. short: part of the quick run."""
+
+    def __init__(self, name, file, old, new, units=None, isa=None, short=False):
+        self.name, self.file, self.old, self.new = name, file, old, new
+        self.units, self.isa, self.short = units, isa, short
+
+
+F = Fault
+FAULTS = [
+    # ---- softmax and states
+    F("alpha by one unit in the last place", "kernel/kernel.inc",
+      "v_exp2(v_sub(v_load((real *)m + c * VL), zz)));\n    v_store((real *)m + c * VL, to);",
+      "v_mul(v_exp2(v_sub(v_load((real *)m + c * VL), zz)), v_set1((real)(1 + 0x1p-23))));\n    v_store((real *)m + c * VL, to);",
+      KERNEL, short=True),
+    F("the guard z of a row without a maximum", "kernel/kernel.inc",
+      "zz = v_select(v_eq(to, v_set1(NEG_INF)), v_zero(), to);", "zz = to;", KERNEL, short=True),
+    F("l rounded before it is added", "kernel/kernel.inc",
+      "v_fma(v_load((real *)l + c * VL), v_load((const real *)alpha + c * VL), v_load((const real *)L + c * VL))",
+      "v_add(v_mul(v_load((real *)l + c * VL), v_load((const real *)alpha + c * VL)), v_load((const real *)L + c * VL))", KERNEL),
+    F("reciprocal instead of division", "kernel/kernel.inc",
+      "v_add(v_div(x, ll), v_zero())", "v_add(v_mul(x, v_div(v_set1(1), ll)), v_zero())", KERNEL, short=True),
+    F("sink twice", "kernel/kernel.inc",
+      "ll = v_fma(ll, a, v_exp2(v_sub(s2, z)));", "ll = v_add(v_fma(ll, a, v_exp2(v_sub(s2, z))), v_exp2(v_sub(s2, z)));", KERNEL, short=True),
+    F("sink without rescaling O", "kernel/kernel.inc", "if (sink2) x = v_mul(x, a);", "", KERNEL),
+    F("an empty row divided", "kernel/kernel.inc",
+      "v_store(o, v_select(empty, v_zero(), v_add(v_div(x, ll), v_zero())));", "v_store(o, v_add(v_div(x, ll), v_zero()));", KERNEL),
+    F("merge towards the lower maximum", "kernel/kernel.inc",
+      "v_or(v_andnot(eb, v_gt(mB, ma)), ea)", "v_or(v_andnot(eb, v_gt(ma, mB)), ea)", KERNEL, short=True),
+    F("a coefficient of exp2", "base/order1.h", "X(0x1.c6af7cp-5f)", "X(0x1.c6af7ep-5f)", KERNEL),
+    F("the smallest weight", "base/order1.h", "#define QKV_EXP2_MIN_F32 (-125.f)", "#define QKV_EXP2_MIN_F32 (-124.f)", KERNEL),
+    F("the range of tanh", "base/order1.h", "#define QKV_TANH_MAX_F32 8.f", "#define QKV_TANH_MAX_F32 7.f", KERNEL),
+    F("lse in two products", "attention/panel.c", "(m + qkv__log2_64(l)) * QKV_LN2", "(m * QKV_LN2 + qkv__log2_64(l) * QKV_LN2)"),
+    # ---- tree
+    F("order of merges", "attention/tree.c",
+      "qkv__tree_ancestor(t->stack[t->depth - 2].at, t->stack[t->depth - 1].at) < qkv__tree_ancestor(t->stack[t->depth - 1].at, n.at)",
+      "qkv__tree_ancestor(t->stack[t->depth - 2].at, t->stack[t->depth - 1].at) < 0 * qkv__tree_ancestor(t->stack[t->depth - 1].at, n.at)", short=True),
+    F("merges as early as possible", "attention/tree.c",
+      "qkv__tree_ancestor(t->stack[t->depth - 2].at, t->stack[t->depth - 1].at) < qkv__tree_ancestor(t->stack[t->depth - 1].at, n.at)",
+      "qkv__tree_ancestor(t->stack[t->depth - 2].at, t->stack[t->depth - 1].at) < 99 + qkv__tree_ancestor(t->stack[t->depth - 1].at, n.at)"),
+    F("splits by index instead of position", "attention/flash.c",
+      "qkv__position_of_key(e, now->key) / QKV_SPLIT", "now->key / QKV_SPLIT"),
+    F("sibling of a node", "attention/state.c", "now.index & 1 ? i - 1 : i;", "now.index & 1 ? i : i;"),
+    # ---- scores
+    F("a tail key", "kernel/kernel.inc", "for (; j < to; j++) qk_tile(1,", "for (; j + 1 < to; j++) qk_tile(1,", KERNEL, short=True),
+    F("a tail column of V", "kernel/kernel.inc", "for (; x < dv; x++) pv_tile(1,", "for (; x + 1 < dv; x++) pv_tile(1,", KERNEL),
+    F("a tail feature of Q", "kernel/kernel.inc", "? ((const real *)rows)[(i0 + i) * ld + x] * (real)c : 0;",
+      "&& x + 1 < d ? ((const real *)rows)[(i0 + i) * ld + x] * (real)c : 0;", KERNEL),
+    F("bias does not saturate", "kernel/kernel.inc",
+      "t = v_select(v_gt(t, max), max, v_select(v_gt(min, t), min, t));", "", KERNEL),
+    F("bias by fma", "kernel/kernel.inc", "s = v_add(s, t);", "s = v_fma(b, log2e, s);", KERNEL),
+    F("distance off by one", "kernel/kernel.inc", "(a->key_position + j));", "(a->key_position + j + 1));", KERNEL),
+    F("ALiBi rounded twice", "kernel/kernel.inc",
+      "s = v_fma(v_sub(v_zero(), v_load((const real *)a->slope2 + c * VL)), v_loadu(distance), s);",
+      "s = v_sub(s, v_mul(v_load((const real *)a->slope2 + c * VL), v_loadu(distance)));", KERNEL),
+    F("slopes by the key-value head", "attention/panel.c",
+      "qkv__parameter(&p->alibi_slopes, e->b, t->head)", "qkv__parameter(&p->alibi_slopes, e->b, kv_head)"),
+    F("wrong map of grouped heads", "attention/panel.c",
+      "t->head = kv_head * g->p->group + (f + lane) / e->nq;", "t->head = kv_head + (f + lane) / e->nq * g->p->p.num_kv_heads;", short=True),
+    # ---- values that are not finite
+    F("NaN beside an invisible slot", "kernel/kernel.inc", "return rest == 0;", "return 1;", KERNEL, short=True),
+    F("selection without effect", "kernel/kernel.inc",
+      "acc[i][c] = v_select(seen, v_fma(v_set1(Vp[j * ldv + i]), p, acc[i][c]), acc[i][c]);",
+      "acc[i][c] = v_select(seen, v_fma(v_set1(Vp[j * ldv + i]), p, acc[i][c]), v_fma(v_set1(Vp[j * ldv + i]), p, acc[i][c]));", KERNEL),
+    F("-inf of a bias not hidden", "attention/panel.c", "bits[j] &= ~((uint64_t)1 << i);", "bits[j] &= ~(uint64_t)0;"),
+    # ---- masks
+    F("causal off by one", "mask/causal.c", "return qkv__mask_band(r, key, keys, INT64_MIN / 4, diagonal(m, r), bits);",
+      "return qkv__mask_band(r, key, keys, INT64_MIN / 4, diagonal(m, r) - 1, bits);", short=True),
+    F("causal skips the last key", "mask/causal.c", "<= diagonal(m, r) + r->rows - 1", "< diagonal(m, r) + r->rows - 1"),
+    F("window off by one", "mask/window.c", "INT64_MIN / 4 : position - m->a;", "INT64_MIN / 4 : position - m->a + 1;", short=True),
+    F("window skips too far", "mask/window.c", "QKV_MAX(low, qkv__position_of_key(r->e, key))", "QKV_MAX(low + 1, qkv__position_of_key(r->e, key))"),
+    F("prefix off by one", "mask/prefix.c", "first + k < m->a ?", "first + k <= m->a ?"),
+    F("a full tile that is not", "mask/mask.c", "if (low + rows - 1 <= first && last <= high)", "if (low <= first && last <= high)"),
+    F("or that is and", "mask/mask.c", "bits[k] |= more[k];", "bits[k] &= more[k];", short=True),
+    F("and that is or", "mask/mask.c", "bits[k] &= more[k];", "bits[k] |= more[k];"),
+    F("dense bytes compared with 1", "mask/dense.c", "(byte[i * m->t.stride[2]] != 0)", "(byte[i * m->t.stride[2]] == 1)"),
+    F("a query without a key has a document", "mask/document.c", "if (key < e->b0 || key >= e->b1) return 0;",
+      "if (key < e->b0 || key >= e->b1) key = e->b0;"),
+    F("a run of visible keys cut", "attention/panel.c", "runs->run[n - 1].to = QKV_MIN(j + 8, keys);", "runs->run[n - 1].to = QKV_MIN(j + 7, keys);"),
+    # ---- shapes
+    F("rows beyond q_length", "attention/panel.c", "if (p->lse.data) store_lse(g, e, h, i, (double)-INFINITY);", "if (p->lse.data) store_lse(g, e, h, i, 0);"),
+    F("column stride of staged rows", "stage/stage.c", "t[x] = (target)f[x * cs];", "t[x] = (target)f[x];"),
+    F("a length is not checked", "problem/check.c", "p->kv_length[b] > keys)", "p->kv_length[b] > keys + 1)"),
+    F("an overlap is not checked", "problem/check.c", "if (a1 <= b0 || b1 <= a0) return QKV_OK;", "if (a0 <= a1) return QKV_OK;"),
+    # ---- floating-point state
+    F("tasks in the state of the executor's thread", "base/run.c", "qkv__fp_enter(&fp);\n  j->body", "fp.csr = 0x1f80;\n  j->body", isa="sse2"),
+    F("flags not restored", "base/fpstate.h", "if (_mm_getcsr() != s->csr) _mm_setcsr(s->csr);", "(void)s;", ["core.dir"], isa="sse2"),
+    # ---- the scalar text itself
+    F("reference: block sums in one chain", "reference/reference.c", "n->l = FMA(n->l, al, L);", "n->l = n->l * al + L;", ["reference_f32"]),
+    F("reference: tree", "reference/reference.c", "for (; t->count >> up & 1; up++)", "for (; t->count >> up & 1 && up < 1; up++)", ["reference_f32"]),
+    F("standard: sums of blocks", "attention/standard.c", "qkv__fill(g, at.w.one, at.w.panel.w, 1);", "qkv__fill(g, at.w.one, at.w.panel.w, 0.5);"),
+]
+
+
+def cpu_flags():
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            return set(file.read().split())
+    except OSError:
+        return set()
+
+
+class Tree:
+    def __init__(self, build, source, work, cc):
+        self.build, self.source, self.work, self.cc = build, source, work, cc
+        with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
+            entries = json.load(file)
+        inside = os.path.join(source, "src") + os.sep
+        self.units = {}
+        for entry in entries:
+            if entry["file"].startswith(inside):
+                words = shlex.split(entry["command"])
+                self.units[words[words.index("-o") + 1]] = entry
+        if not self.units:
+            sys.exit(f"mutate: {build}/compile_commands.json has no file of {inside}")
+        self.copy = os.path.join(work, "src")
+
+    def reset(self):
+        shutil.rmtree(self.copy, ignore_errors=True)
+        shutil.copytree(os.path.join(self.source, "src"), self.copy)
+
+    def object_of(self, output):
+        return os.path.join(self.build, output)
+
+    def affected(self, fault):
+        if fault.units:
+            found = [o for o in self.units if any(u in o for u in fault.units)]
+        else:
+            found = [o for o, e in self.units.items() if e["file"].endswith("/src/" + fault.file)]
+        return found
+
+    def plant(self, fault):
+        """The library with the fault; a text instead if that is not possible."""
+        path = os.path.join(self.source, "src", fault.file)
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        count = text.count(fault.old)
+        if count != 1:
+            return None, f"its text occurs {count} times in src/{fault.file}"
+        target = os.path.join(self.copy, fault.file)
+        with open(target, "w", encoding="utf-8") as file:
+            file.write(text.replace(fault.old, fault.new))
+        try:
+            replaced = {}
+            for number, output in enumerate(self.affected(fault)):
+                entry = self.units[output]
+                words = shlex.split(entry["command"])
+                words = [w.replace(os.path.join(self.source, "src"), self.copy) for w in words]
+                replaced[output] = os.path.join(self.work, f"object{number}.o")
+                words[words.index("-o") + 1] = replaced[output]
+                words.append("-w")
+                done = subprocess.run(words, cwd=entry["directory"], capture_output=True, text=True)
+                if done.returncode != 0:
+                    return None, "it does not compile: " + done.stderr.strip()[:400]
+            if not replaced:
+                return None, "no object is made from it"
+            library = os.path.join(self.work, "libqkv.so")
+            words = shlex.split(self.cc) + ["-shared", "-Wl,-soname," + self.soname(), "-o", library]
+            script = os.path.join(self.build, "libqkv.map")
+            if os.path.exists(script):
+                words.append("-Wl,--version-script=" + script)
+            words += [replaced.get(o, self.object_of(o)) for o in self.units] + ["-lm"]
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode != 0:
+                return None, "it does not link: " + done.stderr.strip()[:400]
+            return library, None
+        finally:
+            shutil.copyfile(path, target)
+
+    def soname(self):
+        for name in sorted(os.listdir(os.path.join(self.build, "src"))):
+            if name.startswith("libqkv.so.") and name.count(".") == 2:
+                return name
+        return "libqkv.so.0"
+
+    def found_by(self, library, checks):
+        """The first test that fails with this library, or None."""
+        env = dict(os.environ, LD_PRELOAD=library, QKV_TEST_SCALE="40")
+        for check in checks:
+            program = os.path.join(self.build, "tests", "test_" + check)
+            try:
+                done = subprocess.run([program], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=200)
+            except subprocess.TimeoutExpired:
+                return check + " (no end)"
+            if done.returncode != 0:
+                return check if done.returncode > 0 else f"{check} (signal {-done.returncode})"
+        return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--work", required=True)
+    parser.add_argument("--cc", default="cc")
+    parser.add_argument("--short", action="store_true", help="a quick selection")
+    parser.add_argument("--only", help="faults whose name contains this")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    faults = [f for f in FAULTS if (not options.short or f.short) and (not options.only or options.only in f.name)]
+    if options.list:
+        print("\n".join(f.name for f in faults))
+        return 0
+    os.makedirs(options.work, exist_ok=True)
+    tree = Tree(os.path.abspath(options.build), os.path.abspath(options.source), os.path.abspath(options.work), options.cc)
+    tree.reset()
+    flags = cpu_flags()
+    checks = CHECKS[:4] if options.short else CHECKS
+    bad = 0
+    # The same way without a fault: a red test here would make every fault look found.
+    if tree.found_by(os.path.join(tree.build, "src", tree.soname()), checks) is not None:
+        sys.exit("mutate: the tests fail without any fault")
+    for fault in faults:
+        begin = time.time()
+        if fault.isa and fault.isa not in flags:
+            print(f"skipped  {fault.name}: no {fault.isa} here")
+            continue
+        library, why = tree.plant(fault)
+        if library is None:
+            print(f"STALE    {fault.name}: {why}")
+            bad += 1
+            continue
+        test = tree.found_by(library, checks)
+        if test is None:
+            print(f"MISSED   {fault.name}")
+            bad += 1
+        else:
+            print(f"found    {fault.name}: {test}, {time.time() - begin:.1f} s")
+        sys.stdout.flush()
+    shutil.rmtree(tree.copy, ignore_errors=True)
+    print(f"{len(faults)} faults planted, {bad} missed or stale")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
