@@ -60,6 +60,8 @@ int cli_parse_align(const char *option, const char *text, int32_t *align, int32_
 
 /* The cap of the instruction set: `option` if not NULL, else the environment's QKV_ISA, else NULL. */
 const char *cli_isa_cap(const char *option);
+/* The same with a check of the name: 0, or CLI_USAGE after a message. */
+int cli_choose_isa(const char *option, const char **cap);
 
 /* From the first call on, SIGINT, SIGTERM and SIGHUP set a flag instead of ending the program; it is the value for
  * qkv_context.cancel. A second signal removes unfinished output files and ends the program. */
@@ -70,6 +72,8 @@ int cli_interrupted_failure(const char *consequence);
 
 /* What qkv_describe says, in memory to free; NULL after *status was set to an error. */
 char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_status *status);
+/* The same of a problem so small that only the choice of the instruction set is of interest. */
+char *cli_describe_isa(const char *isa_cap, qkv_status *status);
 /* The value of the line `name: value` of such a text: copied, cut at `bytes`; 0 if there is none. */
 int cli_fact(const char *text, const char *name, char *value, size_t bytes);
 /* The same as a number; 0 if there is none. */

@@ -192,6 +192,15 @@ const char *cli_isa_cap(const char *option) {
   return name != NULL && name[0] != 0 ? name : NULL;
 }
 
+int cli_choose_isa(const char *option, const char **cap) {
+  qkv_status status;
+  *cap = cli_isa_cap(option);
+  char *text = cli_describe_isa(*cap, &status);
+  free(text);
+  if (text != NULL) return CLI_OK;
+  return cli_usage("%s: '%s' is no instruction set", option != NULL ? "--isa" : "QKV_ISA", *cap != NULL ? *cap : "");
+}
+
 /* ---- Signals ----------------------------------------------------------------------------------------------------- */
 
 static int32_t cancel_flag;
@@ -252,6 +261,19 @@ char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_s
     free(text);
     bytes *= 2;
   }
+}
+
+char *cli_describe_isa(const char *isa_cap, qkv_status *status) {
+  static float in[3], out[1];
+  qkv_problem p = qkv_problem_default();
+  qkv_context c = qkv_context_default();
+  p.batch = p.num_heads = p.num_kv_heads = p.seqlen_q = p.seqlen_kv = p.head_dim = 1;
+  p.q = qkv_bhsd(&in[0], QKV_F32, 1, 1, 1);
+  p.k = qkv_bhsd(&in[1], QKV_F32, 1, 1, 1);
+  p.v = qkv_bhsd(&in[2], QKV_F32, 1, 1, 1);
+  p.out = qkv_bhsd(out, QKV_F32, 1, 1, 1);
+  c.isa_cap = isa_cap;
+  return cli_describe(&c, &p, status);
 }
 
 /* The next line `name: value` at *text, which moves on; 0 at the end. Lines of another form are skipped. */

@@ -29,20 +29,6 @@ static const char *compiler(void) {
 #endif
 }
 
-/* What the library says about a problem so small that only the choice of the instruction set is of interest. */
-static char *describe(qkv_status *status) {
-  static float in[3], out[1];
-  qkv_problem p = qkv_problem_default();
-  qkv_context c = qkv_context_default();
-  p.batch = p.num_heads = p.num_kv_heads = p.seqlen_q = p.seqlen_kv = p.head_dim = 1;
-  p.q = qkv_bhsd(&in[0], QKV_F32, 1, 1, 1);
-  p.k = qkv_bhsd(&in[1], QKV_F32, 1, 1, 1);
-  p.v = qkv_bhsd(&in[2], QKV_F32, 1, 1, 1);
-  p.out = qkv_bhsd(out, QKV_F32, 1, 1, 1);
-  c.isa_cap = cli_isa_cap(NULL);
-  return cli_describe(&c, &p, status);
-}
-
 static void format_bytes(double bytes, char *text, size_t size) {
   static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
@@ -131,9 +117,10 @@ int qkv_cli_info(int argc, char **argv) {
 
   static facts f;
   qkv_status status;
+  const char *cap;
   memset(&f, 0, sizeof f);
-  char *text = describe(&status);
-  if (status == QKV_BAD_CONTEXT) return cli_usage("QKV_ISA: '%s' is no instruction set", cli_isa_cap(NULL));
+  if (cli_choose_isa(NULL, &cap) != CLI_OK) return CLI_USAGE;
+  char *text = cli_describe_isa(cap, &status);
   if (text == NULL) return cli_status_failure(status, NULL);
   cli_fact(text, "isa", f.isa, sizeof f.isa);
   cli_fact(text, "isa_reason", f.reason, sizeof f.reason);

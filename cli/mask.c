@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "array.h"
 #include "cli.h"
 #include "mask_text.h"
 #include "picture.h"
@@ -17,7 +18,7 @@ typedef struct job {
 
   mask_text mask;
   int32_t *positions;
-  float *out;
+  array out;
   qkv_problem problem;
   char *facts;
 } job;
@@ -133,11 +134,11 @@ static int set_problem(job *j) {
   p->mask_count = j->mask.count;
   p->kv_length = j->mask.lengths.data;
   p->q = p->k = p->v = qkv_strided(&zero, QKV_F32, 0, 0, 0, 0);
-  size_t elements = (size_t)(p->batch * p->num_heads * p->seqlen_q);
-  j->out = malloc((elements + 1) * sizeof *j->out);
+  /* Nothing writes to it: it takes no memory. */
+  const int64_t shape[] = {p->batch, p->num_heads, p->seqlen_q};
   j->positions = malloc(((size_t)p->batch + 1) * sizeof *j->positions);
-  if (j->out == NULL || j->positions == NULL) return cli_failure("out of memory");
-  p->out = qkv_bhsd(j->out, QKV_F32, p->num_heads, p->seqlen_q, 1);
+  if (j->positions == NULL || array_alloc(&j->out, QKV_F32, 3, shape) != 0) return cli_failure("out of memory");
+  p->out = qkv_bhsd(j->out.data, QKV_F32, p->num_heads, p->seqlen_q, 1);
   if (j->align == QKV_ALIGN_EXPLICIT) {
     for (int64_t b = 0; b < p->batch; b++) j->positions[b] = j->position;
     p->q_position = j->positions;
@@ -154,7 +155,10 @@ static int set_problem(job *j) {
   if (status != CLI_OK) return status;
 
   qkv_status s;
-  j->facts = cli_describe(NULL, p, &s);
+  qkv_context context = qkv_context_default();
+  status = cli_choose_isa(NULL, &context.isa_cap);
+  if (status != CLI_OK) return status;
+  j->facts = cli_describe(&context, p, &s);
   return j->facts != NULL ? CLI_OK : cli_status_failure(s, p);
 }
 
@@ -374,9 +378,9 @@ static int report(const job *j) {
 }
 
 static int work(job *j) {
-  cli_interrupts();
   int status = set_problem(j);
   if (status != CLI_OK) return status;
+  cli_interrupts();
   int empty = j->row_begin == j->row_end || j->key_begin == j->key_end || j->problem.batch == 0 || j->problem.num_heads == 0;
   if (empty && (j->png_path != NULL || j->svg_path != NULL)) return cli_failure("there are no pairs to show");
   if (!empty && !j->json) status = print_picture(j);
@@ -402,7 +406,7 @@ int qkv_cli_mask(int argc, char **argv) {
 
   int status = work(&j);
   free(j.facts);
-  free(j.out);
+  array_free(&j.out);
   free(j.positions);
   mask_text_free(&j.mask);
   return status;

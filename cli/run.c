@@ -540,8 +540,6 @@ static int compute(job *j) {
   const qkv_problem *p = &j->problem;
   qkv_status s;
   j->facts = cli_describe(&j->context, p, &s);
-  if (s == QKV_BAD_CONTEXT)
-    return cli_usage("%s: '%s' is no instruction set", j->isa != NULL ? "--isa" : "QKV_ISA", j->context.isa_cap);
   if (j->facts == NULL) return cli_status_failure(s, p);
   double begin = cli_seconds();
   s = qkv_forward(&j->context, p, NULL, 0);
@@ -587,6 +585,7 @@ static int report(const job *j) {
 
 static int work(job *j) {
   int status = check_options(j);
+  if (status == CLI_OK) status = cli_choose_isa(j->isa, &j->context.isa_cap);
   if (status == CLI_OK) status = load_input(j);
   if (status == CLI_OK) status = set_problem(j);
   if (status == CLI_OK) status = check_region(j);
@@ -595,9 +594,7 @@ static int work(job *j) {
   qkv_status s = qkv_check(&j->problem, NULL, 0);
   if (s != QKV_OK) return cli_status_failure(s, &j->problem);
 
-  j->context = qkv_context_default();
   qkv_openmp(&j->context, (int)(j->threads > 0 ? j->threads : machine_cpus()));
-  j->context.isa_cap = cli_isa_cap(j->isa);
   j->context.cancel = cli_interrupts();
   status = open_outputs(j);
   if (status == CLI_OK) status = compute(j);
@@ -620,6 +617,7 @@ int qkv_cli_run(int argc, char **argv) {
   static job j; /* several kilobytes of terms */
   memset(&j, 0, sizeof j);
   j.problem = qkv_problem_default();
+  j.context = qkv_context_default();
   j.row_end = INT64_MAX;
   for (int i = 0; i < SOURCES; i++) {
     j.in[i].option = names[i][0];

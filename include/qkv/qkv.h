@@ -291,7 +291,7 @@ typedef struct qkv_state {
 QKV_API qkv_status qkv_state_bytes(const qkv_problem *problem, int64_t capacity, int64_t *nodes, size_t *bytes);
 /* Lays an empty state of `capacity` nodes (0: as above) into memory of at least that many bytes, aligned to 8. */
 QKV_API qkv_status qkv_state_init(const qkv_problem *problem, int64_t capacity, void *memory, size_t bytes, qkv_state *state);
-/* Attends to the problem's keys (algorithm FLASH) and leaves the result in `state`, whose old content is dropped. out, lse and
+/* Attends to the problem's keys (QKV_UNSUPPORTED if algorithm is not FLASH) and leaves the result in `state`, whose old content is dropped. out, lse and
  * sinks are not used. Scratch as for qkv_forward. */
 QKV_API qkv_status qkv_partial(const qkv_context *context, const qkv_problem *problem, qkv_state *state, void *scratch,
                                size_t bytes);

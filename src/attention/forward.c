@@ -121,6 +121,7 @@ static qkv_status attend(const qkv_context *context, const qkv_problem *problem,
   qkv__fp_enter(&fp);
   qkv_status s = prepare(context, problem, QKV__USES_QK | QKV__USES_V | (state ? 0 : QKV__USES_OUT), &k);
   int64_t nodes = 0;
+  if (s == QKV_OK && state && k.p.p.algorithm != QKV_FLASH) s = QKV_UNSUPPORTED;
   if (s == QKV_OK && state) s = qkv__state_fits(&k.p, state, &nodes);
   if (s == QKV_OK) s = layout(&k, state, nodes, NULL);
   if (s == QKV_OK) s = qkv__memory_take(&k.c, scratch, bytes, k.bytes, &m);

@@ -21,6 +21,12 @@
 #define QKV_UNROLL_TEXT(x) #x
 #define QKV_UNROLL_PRAGMA(n) QKV_UNROLL_TEXT(GCC unroll n)
 #define QKV_UNROLL(n) _Pragma(QKV_UNROLL_PRAGMA(n))
+/* Loops over the registers of a tile: their bounds are constants once everything is inlined. */
+#if defined(__clang__)
+#define QKV_UNROLL_ALL _Pragma("clang loop unroll(full)")
+#else
+#define QKV_UNROLL_ALL _Pragma("GCC unroll 16")
+#endif
 #define QKV_LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
 #define QKV_STORE_RELAXED(p, x) __atomic_store_n((p), (x), __ATOMIC_RELAXED)
 #define QKV_CTZ64(x) __builtin_ctzll(x)
@@ -32,6 +38,7 @@
 #define QKV_MAYBE_UNUSED
 #define QKV_FORMAT(a, b)
 #define QKV_UNROLL(n)
+#define QKV_UNROLL_ALL
 #define QKV_LOAD_RELAXED(p) (*(volatile const int32_t *)(p))
 #define QKV_STORE_RELAXED(p, x) (*(volatile int32_t *)(p) = (x))
 static inline int qkv_ctz64_(uint64_t x) {

@@ -67,20 +67,20 @@ V void v_transpose(vf r[VL]) {
   r[3] = _mm256_permute2f128_pd(b, d, 0x31);
 #else
   vf t[8];
-  QKV_UNROLL(8) for (int i = 0; i < 8; i++) {
+  QKV_UNROLL_ALL for (int i = 0; i < 8; i++) {
     const int a = i & ~3, k = i & 3;
     const vf x = r[a + (k >> 1 << 1)], y = r[a + (k >> 1 << 1) + 1];
     t[i] = k & 1 ? _mm256_unpackhi_ps(x, y) : _mm256_unpacklo_ps(x, y);
   }
-  QKV_UNROLL(8) for (int i = 0; i < 8; i++) {
+  QKV_UNROLL_ALL for (int i = 0; i < 8; i++) {
     const int a = i & ~3, k = i & 3;
     const __m256d x = _mm256_castps_pd(t[a + (k >> 1)]), y = _mm256_castps_pd(t[a + 2 + (k >> 1)]);
     r[i] = _mm256_castpd_ps(k & 1 ? _mm256_unpackhi_pd(x, y) : _mm256_unpacklo_pd(x, y));
   }
-  QKV_UNROLL(4) for (int k = 0; k < 4; k++) {
+  QKV_UNROLL_ALL for (int k = 0; k < 4; k++) {
     t[k] = _mm256_permute2f128_ps(r[k], r[4 + k], 0x20);
     t[4 + k] = _mm256_permute2f128_ps(r[k], r[4 + k], 0x31);
   }
-  QKV_UNROLL(8) for (int i = 0; i < 8; i++) r[i] = t[i];
+  QKV_UNROLL_ALL for (int i = 0; i < 8; i++) r[i] = t[i];
 #endif
 }

@@ -45,12 +45,12 @@ V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
 V void v_transpose(vf r[VL]) {
   vf t[VL];
 #ifdef QKV__F64
-  QKV_UNROLL(8) for (int i = 0; i < 8; i++) {
+  QKV_UNROLL_ALL for (int i = 0; i < 8; i++) {
     const vf x = r[i & ~1], y = r[i | 1];
     t[i] = i & 1 ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y);
   }
   /* t[2a + k]: rows 2a, 2a+1, column 2L + k in 128-bit lane L */
-  QKV_UNROLL(2) for (int k = 0; k < 2; k++) {
+  QKV_UNROLL_ALL for (int k = 0; k < 2; k++) {
     const vf x = _mm512_shuffle_f64x2(t[k], t[2 + k], 0x88), y = _mm512_shuffle_f64x2(t[k], t[2 + k], 0xdd);
     const vf z = _mm512_shuffle_f64x2(t[4 + k], t[6 + k], 0x88), w = _mm512_shuffle_f64x2(t[4 + k], t[6 + k], 0xdd);
     r[k] = _mm512_shuffle_f64x2(x, z, 0x88);
@@ -59,18 +59,18 @@ V void v_transpose(vf r[VL]) {
     r[6 + k] = _mm512_shuffle_f64x2(y, w, 0xdd);
   }
 #else
-  QKV_UNROLL(16) for (int i = 0; i < 16; i++) {
+  QKV_UNROLL_ALL for (int i = 0; i < 16; i++) {
     const int a = i & ~3, k = i & 3;
     const vf x = r[a + (k >> 1 << 1)], y = r[a + (k >> 1 << 1) + 1];
     t[i] = k & 1 ? _mm512_unpackhi_ps(x, y) : _mm512_unpacklo_ps(x, y);
   }
-  QKV_UNROLL(16) for (int i = 0; i < 16; i++) {
+  QKV_UNROLL_ALL for (int i = 0; i < 16; i++) {
     const int a = i & ~3, k = i & 3;
     const __m512d x = _mm512_castps_pd(t[a + (k >> 1)]), y = _mm512_castps_pd(t[a + 2 + (k >> 1)]);
     r[i] = _mm512_castpd_ps(k & 1 ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
   }
   /* r[4a + k]: rows 4a..4a+3, column 4L + k in 128-bit lane L */
-  QKV_UNROLL(4) for (int k = 0; k < 4; k++) {
+  QKV_UNROLL_ALL for (int k = 0; k < 4; k++) {
     const vf x = _mm512_shuffle_f32x4(r[k], r[4 + k], 0x88), y = _mm512_shuffle_f32x4(r[k], r[4 + k], 0xdd);
     const vf z = _mm512_shuffle_f32x4(r[8 + k], r[12 + k], 0x88), w = _mm512_shuffle_f32x4(r[8 + k], r[12 + k], 0xdd);
     t[k] = _mm512_shuffle_f32x4(x, z, 0x88);
@@ -78,6 +78,6 @@ V void v_transpose(vf r[VL]) {
     t[4 + k] = _mm512_shuffle_f32x4(y, w, 0x88);
     t[12 + k] = _mm512_shuffle_f32x4(y, w, 0xdd);
   }
-  QKV_UNROLL(16) for (int i = 0; i < 16; i++) r[i] = t[i];
+  QKV_UNROLL_ALL for (int i = 0; i < 16; i++) r[i] = t[i];
 #endif
 }

@@ -692,6 +692,15 @@ static void test_states_merge_to_one_call(void **state) {
           }
           left--;
         }
+        if (p->batch == 1) { /* the largest nodes that tile the whole range, ascending */
+          int64_t nodes = 0;
+          const qkv_state *s = &parts[0].state;
+          assert_int_equal(qkv_state_bytes(p, 0, &nodes, NULL), QKV_OK);
+          assert_int_equal(s->count, nodes);
+          for (int64_t k = 0; k + 1 < s->count; k++) {
+            assert_int_equal((s->nodes[k].index + 1) << s->nodes[k].level, s->nodes[k + 1].index << s->nodes[k + 1].level);
+          }
+        }
         test_copy merged;
         test_copy_make(&merged, p);
         qkv_context context = test_context(ISA);
