@@ -18,8 +18,7 @@ typedef struct step {
   int64_t key;
   qkv__runs runs;
   uint64_t bits[64];
-  const void *V;
-  int64_t ldv;
+  qkv__values V;
   void *S, *z, *alpha;
 } step;
 
@@ -52,7 +51,7 @@ static void carve(const qkv__engine *g, const qkv__schedule *s, qkv__carver *c, 
     w->steps[i].S = qkv__carve(c, QKV_BLOCK * width, size);
     w->steps[i].z = qkv__carve(c, width, size);
     w->steps[i].alpha = qkv__carve(c, width, size);
-    w->V[i] = qkv__carve(c, QKV_BLOCK * p->head_dim_v, size);
+    w->V[i] = qkv__carve(c, qkv__packed_values(p->head_dim_v), size);
   }
   w->M = qkv__carve(c, width, size);
   w->L = qkv__carve(c, width, size);
@@ -75,23 +74,23 @@ static void begin_split(const qkv__engine *g, lane *l, int64_t split) {
   l->fresh = 1;
 }
 
-/* The weights of a step are in S: its sum and its values. */
-static void finish_values(const qkv__engine *g, step *s, const void *L) {
-  const int nv = s->of->panel.nv;
-  qkv__tree_node *n = &s->of->node;
-  g->k->sum(n->l, s->alpha, L, nv);
-  g->k->pv(s->S, s->V, s->ldv, g->p->p.head_dim_v, &s->runs, s->selecting ? s->bits : NULL, n->O, s->of->fresh ? NULL : s->alpha, nv);
-  s->of->fresh = 0;
+/* The weights of a step are in S. */
+static void values(const qkv__engine *g, step *s) {
+  lane *l = s->of;
+  g->k->pv(s->S, s->V.rows, s->V.ld, s->V.strip, g->p->p.head_dim_v, &s->runs, s->selecting ? s->bits : NULL, l->node.O,
+           l->fresh ? NULL : s->alpha, l->panel.nv);
+  l->fresh = 0;
   s->of = NULL;
 }
 
 static void flush(const qkv__engine *g, worker *w, step *s) {
   if (!s->of) return;
   g->k->exp(s->S, &s->runs, s->z, w->L, s->of->panel.nv);
-  finish_values(g, s, w->L);
+  g->k->sum(s->of->node.l, s->alpha, w->L, s->of->panel.nv);
+  values(g, s);
 }
 
-/* Scores of `now`, and beside them the softmax of `before`; then the values of `before`. */
+/* Scores, softmax and values of `now`; or, fused, the scores of `now` and beside them the softmax of `before`, then its values. */
 static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *before, step *now, const void *K, int64_t ldk) {
   const qkv_problem *p = &g->p->p;
   const qkv__kernel *k = g->k;
@@ -105,7 +104,14 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
   }
   const int adjusts = qkv__panel_adjust(g, e, &l->panel, now->key, now->keys, now->partial ? now->bits : NULL, &w->stage, &a);
   if (now->selecting && p->bias.data) qkv__panel_hide(g, &l->panel, &w->stage, now->keys, now->bits);
-  const int fused = g->fuse && before->of && before->runs.full && now->runs.full && before->of->panel.nv == nv;
+  if (!g->fuse) {
+    k->qk(l->panel.Qt, p->head_dim, K, ldk, &now->runs, now->S, l->node.m, adjusts ? NULL : w->M, nv);
+    if (adjusts) k->adjust(now->S, &now->runs, &a, l->node.m, w->M, nv);
+    k->softmax(now->S, &now->runs, l->node.m, w->M, l->node.l, now->alpha, nv);
+    values(g, now);
+    return;
+  }
+  const int fused = before->of && before->runs.full && now->runs.full && before->of->panel.nv == nv;
   if (fused) k->qk_exp(l->panel.Qt, p->head_dim, K, ldk, now->S, l->node.m, w->M, before->S, before->z, w->L, nv);
   else {
     if (before->of) k->exp(before->S, &before->runs, before->z, w->L, before->of->panel.nv);
@@ -113,7 +119,10 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
   }
   if (adjusts) k->adjust(now->S, &now->runs, &a, l->node.m, w->M, nv);
   k->rescale(l->node.m, w->M, now->z, now->alpha, nv);
-  if (before->of) finish_values(g, before, w->L);
+  if (before->of) {
+    k->sum(before->of->node.l, before->alpha, w->L, before->of->panel.nv);
+    values(g, before);
+  }
 }
 
 void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
@@ -157,8 +166,9 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
     key = QKV_MAX(begin, qkv__key_of_position(e, position));
     const int64_t key_end = QKV_MIN(end, qkv__key_of_position(e, position + QKV_BLOCK));
     const int keys = (int)(key_end - key);
-    const void *K = NULL, *V = NULL;
-    int64_t ldk = 0, ldv = 0;
+    const void *K = NULL;
+    int64_t ldk = 0;
+    qkv__values V = {0};
     int finite = -1;
     for (int64_t i = 0; i < panels; i++) {
       lane *l = &w.lanes[i];
@@ -168,22 +178,20 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
       l->next = key_end < end ? qkv__panel_next(g, e, &l->panel, key_end, end) : end;
       if (seen == QKV_TILE_NONE) continue;
       if (!K) {
-        ldk = qkv__block_rows(g, &p->k, e, t.kv_head, key, keys, p->head_dim, w.K, &K);
-        ldv = qkv__block_rows(g, &p->v, e, t.kv_head, key, keys, p->head_dim_v, w.V[staged], &V);
+        ldk = qkv__block_keys(g, e, t.kv_head, key, keys, w.K, &K);
+        qkv__block_values(g, e, t.kv_head, key, keys, panels, w.V[staged], &V);
         staged = !staged;
       }
       now->partial = seen == QKV_TILE_SOME;
-      if ((now->partial || p->bias.data) && finite < 0) finite = g->k->finite(V, ldv, keys, p->head_dim_v);
+      if ((now->partial || p->bias.data) && finite < 0) finite = qkv__values_finite(g, &V, keys);
       now->selecting = (now->partial || p->bias.data) && (!finite || (g->flags & QKV_FORCE_SELECT));
       if (now->selecting && !now->partial) qkv__panel_all_bits(&l->panel, keys, now->bits);
       now->of = l;
       now->key = key;
       now->keys = keys;
       now->V = V;
-      now->ldv = ldv;
       advance(g, e, &w, before, now, K, ldk);
       if (g->fuse) turn = !turn;
-      else flush(g, &w, now);
     }
     key = key_end;
   }

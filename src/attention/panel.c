@@ -272,16 +272,54 @@ void qkv__panel_from_state(const qkv__engine *g, const qkv__entry *e, const qkv_
   g->k->pack(n->O, w->rows, dv, panel->lanes, dv, panel->nv, 1);
 }
 
-int64_t qkv__block_rows(const qkv__engine *g, const qkv_tensor *t, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t columns,
-                        void *memory, const void **rows) {
+int64_t qkv__block_keys(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, void *memory, const void **rows) {
+  const qkv_tensor *t = &g->p->p.k;
   const void *from = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_kv, kv_head, e->row0_kv + key, 0);
   if (qkv__stage_direct(t, g->p->f64) && !(g->flags & QKV_FORCE_STAGE)) {
     *rows = from;
     return t->stride[2];
   }
-  qkv__stage_load(memory, columns, g->p->f64, t, from, keys, columns);
+  qkv__stage_load(memory, g->p->p.head_dim, g->p->f64, t, from, keys, g->p->p.head_dim);
   *rows = memory;
-  return columns;
+  return g->p->p.head_dim;
+}
+
+enum { STRIP = 8 };
+
+int64_t qkv__packed_values(int64_t head_dim_v) { return (head_dim_v + STRIP - 1) / STRIP * STRIP * QKV_BLOCK; }
+
+void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t panels, void *memory,
+                       qkv__values *v) {
+  const qkv_tensor *t = &g->p->p.v;
+  const size_t size = qkv__dtype_bytes(t->dtype);
+  const int64_t dv = g->p->p.head_dim_v;
+  const char *from = qkv__at(t, size, e->batch_kv, kv_head, e->row0_kv + key, 0);
+  const int direct = qkv__stage_direct(t, g->p->f64);
+  /* a pitch of 512 bytes puts the 64 lines of a tile into 8 sets of the first cache, a multiple of it into fewer */
+  if (direct && !(panels >= 4 && t->stride[2] * (int64_t)size % 512 == 0) && !(g->flags & QKV_FORCE_STAGE)) {
+    v->rows = from;
+    v->ld = t->stride[2];
+    v->strip = STRIP;
+    return;
+  }
+  v->rows = memory;
+  v->ld = STRIP;
+  v->strip = STRIP * QKV_BLOCK;
+  if (direct) {
+    g->k->strips(memory, from, t->stride[2], keys, dv);
+    return;
+  }
+  for (int64_t x = 0; x < dv; x += STRIP)
+    qkv__stage_load((char *)memory + (size_t)(x * QKV_BLOCK) * real_bytes(g), STRIP, g->p->f64, t, from + x * t->stride[3] * (int64_t)size, keys,
+                    QKV_MIN(STRIP, dv - x));
+}
+
+int qkv__values_finite(const qkv__engine *g, const qkv__values *v, int keys) {
+  const int64_t dv = g->p->p.head_dim_v;
+  if (v->strip == STRIP) return g->k->finite(v->rows, v->ld, keys, dv);
+  for (int64_t x = 0; x < dv; x += STRIP)
+    if (!g->k->finite((const char *)v->rows + (size_t)(x / STRIP * v->strip) * real_bytes(g), v->ld, keys, QKV_MIN(STRIP, dv - x))) return 0;
+  return 1;
 }
 
 void qkv__fill(const qkv__engine *g, void *v, int n, double x) {

@@ -76,8 +76,16 @@ void qkv__clear_sums(const qkv__engine *g, qkv__tree_node *n, int w);
 /* v[0..n) = x */
 void qkv__fill(const qkv__engine *g, void *v, int n, double x);
 
-/* A block of keys as the kernels want it: in place, or copied into `memory`. Returns the row stride. */
-int64_t qkv__block_rows(const qkv__engine *g, const qkv_tensor *t, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t columns,
-                        void *memory, const void **rows);
+/* Keys of a block as the kernels want them: in place, or copied into `memory` [64][head_dim]. Returns the row stride. */
+int64_t qkv__block_keys(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, void *memory, const void **rows);
+/* Values of a block that `panels` panels use: in place, or packed into `memory` of qkv__packed_values elements. */
+typedef struct qkv__values {
+  const void *rows;
+  int64_t ld, strip;
+} qkv__values;
+int64_t qkv__packed_values(int64_t head_dim_v);
+void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t panels, void *memory,
+                       qkv__values *v);
+int qkv__values_finite(const qkv__engine *g, const qkv__values *v, int keys);
 
 #endif

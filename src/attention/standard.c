@@ -18,7 +18,7 @@ static void carve(const qkv__engine *g, qkv__carver *c, worker *w) {
   qkv__stage_carve(g, c, &w->stage);
   w->node.O = qkv__carve(c, g->p->p.head_dim_v * g->w, size);
   w->K = qkv__carve(c, QKV_BLOCK * g->p->p.head_dim, size);
-  w->V = qkv__carve(c, QKV_BLOCK * g->p->p.head_dim_v, size);
+  w->V = qkv__carve(c, qkv__packed_values(g->p->p.head_dim_v), size);
   w->one = qkv__carve(c, g->w, size);
   w->L = qkv__carve(c, g->w, size);
   w->z = qkv__carve(c, g->w, size);
@@ -122,7 +122,7 @@ static void scores_task(void *arg, int64_t task, int32_t worker_index) {
     const block b = block_at(e, key);
     char *S = at.S + (size_t)(key - e->b0) * at.row;
     const void *K;
-    const int64_t ldk = qkv__block_rows(g, &g->p->p.k, e, at.t.kv_head, key, b.keys, g->p->p.head_dim, at.w.K, &K);
+    const int64_t ldk = qkv__block_keys(g, e, at.t.kv_head, key, b.keys, at.w.K, &K);
     uint64_t bits[QKV_BLOCK];
     qkv__runs runs;
     qkv__adjust a;
@@ -169,14 +169,14 @@ static void values_task(void *arg, int64_t task, int32_t worker_index) {
   if (e->b0 == e->b1) qkv__clear_node(g, &at.w.node, panel->w);
   for (int64_t key = e->b0; key < e->b1;) {
     const block b = block_at(e, key);
-    const void *V;
-    const int64_t ldv = qkv__block_rows(g, &p->v, e, at.t.kv_head, key, b.keys, p->head_dim_v, at.w.V, &V);
+    qkv__values V;
+    qkv__block_values(g, e, at.t.kv_head, key, b.keys, 1, at.w.V, &V);
     uint64_t bits[QKV_BLOCK];
     qkv__runs runs;
     whole(b.keys, &runs);
     int selecting = 0;
     if ((p->mask_count || p->bias.data || (g->flags & QKV_FORCE_SELECT)) &&
-        ((g->flags & QKV_FORCE_SELECT) || !g->k->finite(V, ldv, b.keys, p->head_dim_v))) {
+        ((g->flags & QKV_FORCE_SELECT) || !qkv__values_finite(g, &V, b.keys))) {
       selecting = 1;
       if (!visible_bits(g, e, panel, b, bits)) qkv__panel_all_bits(panel, b.keys, bits);
       if (p->bias.data) {
@@ -185,7 +185,7 @@ static void values_task(void *arg, int64_t task, int32_t worker_index) {
         qkv__panel_hide(g, panel, &at.w.stage, b.keys, bits);
       }
     }
-    g->k->pv(at.S + (size_t)(key - e->b0) * at.row, V, ldv, p->head_dim_v, &runs, selecting ? bits : NULL, at.w.node.O,
+    g->k->pv(at.S + (size_t)(key - e->b0) * at.row, V.rows, V.ld, V.strip, p->head_dim_v, &runs, selecting ? bits : NULL, at.w.node.O,
              key == e->b0 ? NULL : at.w.one, panel->nv);
     key += b.keys;
   }

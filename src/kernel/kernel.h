@@ -2,8 +2,10 @@
  * here knows masks, dtypes, strides or schedules.
  *
  * A panel is `w` = nv * lanes query rows side by side: Q^T[head_dim][w], S^T[64][w], O^T[head_dim_v][w], m[w], l[w], in the
- * arithmetic's type (`real`), each row aligned to the vector. K and V blocks are row-major with unit column stride. A block
- * has at most 64 keys; of these, the keys in `runs` are computed and the others are not touched. */
+ * arithmetic's type (`real`), each row aligned to the vector. A block has at most 64 keys; of these, the keys in `runs` are
+ * computed and the others are not touched. K is row-major with unit column stride. V is in strips of 8 columns: column x of key j is
+ * V[x / 8 * strip + j * ldv + x % 8]. Row-major is strip 8; packed is strip 512 with ldv 8, where a tile reads one after the other
+ * what it needs, and no pitch of the caller's can make its lines share a set of the cache. */
 #ifndef QKV_KERNEL_KERNEL_H
 #define QKV_KERNEL_KERNEL_H
 
@@ -44,6 +46,8 @@ typedef struct qkv__kernel {
                  int nv);
   /* S adjusted in place, -inf where invisible; M = fold of it into m. */
   void (*adjust)(void *S, const qkv__runs *runs, const qkv__adjust *a, const void *m, void *M, int nv);
+  /* rescale, exp2 and sum in one: z of M; alpha = exp2(m - z); m = M; S = exp2(S - z); L = its sum, ascending; l = fma(l, alpha, L) */
+  void (*softmax)(void *S, const qkv__runs *runs, void *m, const void *M, void *l, void *alpha, int nv);
   /* S = exp2(S - z); L = its sum, ascending. */
   void (*exp)(void *S, const qkv__runs *runs, const void *z, void *L, int nv);
   /* z = M with -inf replaced by 0; alpha = exp2(m - z); m = M */
@@ -51,12 +55,14 @@ typedef struct qkv__kernel {
   /* l = fma(l, alpha, L) */
   void (*sum)(void *l, const void *alpha, const void *L, int nv);
   /* O = fma(O, alpha, sum of P[j] V[j]); alpha NULL: O = the sum. bits given: products of invisible slots are not formed. */
-  void (*pv)(const void *P, const void *V, int64_t ldv, int64_t dv, const qkv__runs *runs, const uint64_t *bits, void *O,
+  void (*pv)(const void *P, const void *V, int64_t ldv, int64_t strip, int64_t dv, const qkv__runs *runs, const uint64_t *bits, void *O,
              const void *alpha, int nv);
   /* (O, m, l) = MERGE((O, m, l), (Ob, mb, lb)) */
   void (*merge)(void *O, void *m, void *l, const void *Ob, const void *mb, const void *lb, int64_t dv, int nv);
   /* FINISH: sink2[w] or NULL; O becomes the output, empty rows 0; m and l are those of the lse. */
   void (*finish)(void *O, void *m, void *l, const void *sink2, int64_t dv, int nv);
+  /* strips = rows[n][d] (row stride ld): the packed form of V */
+  void (*strips)(void *strips, const void *rows, int64_t ld, int64_t n, int64_t d);
   /* Whether all values are finite. */
   int (*finite)(const void *p, int64_t ld, int64_t rows, int64_t d);
 } qkv__kernel;
