@@ -1,11 +1,13 @@
-/* An executor on the OpenMP runtime of the program that includes this (compile it with -fopenmp). libqkv itself links none. */
+/* An executor on the OpenMP runtime of the program that includes this (compile it with -fopenmp). libqkv itself links
+ * none. */
 #ifndef QKV_OPENMP_H
 #define QKV_OPENMP_H
 
 #include <omp.h>
 #include <qkv/qkv.h>
 
-static inline void qkv_openmp_parallel_for(void *self, void (*body)(void *arg, int64_t task, int32_t worker), void *arg, int64_t tasks) {
+static inline void qkv_openmp_parallel_for(void *self, void (*body)(void *arg, int64_t task, int32_t worker), void *arg,
+                                           int64_t tasks) {
   const int threads = (int)(intptr_t)self;
   int64_t task;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)

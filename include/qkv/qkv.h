@@ -13,12 +13,12 @@
  * General rules.
  *  - In every struct all-zero means default. A struct that begins with `size` may grow: set `size` to sizeof (the _default
  *    functions do). A larger struct of a newer caller is accepted if the bytes this library does not know are zero.
- *  - Strides count elements, not bytes; 0 and negative strides are legal for inputs. The stride of an axis of extent 1 is not
- *    read. Outputs must not overlap themselves, each other, or an input.
+ *  - Strides count elements, not bytes; 0 and negative strides are legal for inputs. The stride of an axis of extent 1 is
+ *    not read. Outputs must not overlap themselves, each other, or an input.
  *  - Each function is thread-safe: nothing is shared but what the caller passes. Structs and inputs are only read, and may
  *    be used by several calls at a time; outputs, scratch and states belong to one call at a time.
- *  - On an error nothing is written (but after QKV_CANCELLED the outputs are unspecified). No function prints, exits, aborts,
- *    or changes errno or the floating-point state of the caller.
+ *  - On an error nothing is written (but after QKV_CANCELLED the outputs are unspecified). No function prints, exits,
+ *    aborts, or changes errno or the floating-point state of the caller.
  */
 #ifndef QKV_QKV_H
 #define QKV_QKV_H
@@ -43,33 +43,33 @@
 extern "C" {
 #endif
 
-/* ---- Status ------------------------------------------------------------------------------------------------------------- */
+/* ---- Status -------------------------------------------------------------------------------------------------------- */
 
 /* 0 is success. 1xx: an argument is wrong. 2xx: not supported. 3xx: resources. 4xx: transport. 5xx: cancelled. The numbers
  * never change their meaning. */
 typedef int32_t qkv_status;
 
-#define QKV_STATUS_LIST(X)                                                                                               \
-  X(QKV_OK, 0, "success")                                                                                                \
-  X(QKV_BAD_POINTER, 101, "a required pointer is NULL")                                                                  \
-  X(QKV_BAD_SIZE, 102, "the size member of a struct is wrong")                                                           \
-  X(QKV_BAD_EXTENT, 103, "an extent is out of range or does not fit another")                                            \
-  X(QKV_BAD_DTYPE, 104, "an element type is wrong here")                                                                 \
-  X(QKV_BAD_STRIDE, 105, "a stride is wrong: an output overlaps itself, or extent x stride x size overflows")            \
-  X(QKV_BAD_VALUE, 106, "a number is out of range or not finite")                                                        \
-  X(QKV_BAD_MASK, 107, "a mask term is wrong")                                                                           \
-  X(QKV_BAD_LENGTHS, 108, "lengths, offsets or positions of batch entries are wrong")                                    \
-  X(QKV_BAD_OVERLAP, 109, "an output overlaps an input or another output")                                               \
-  X(QKV_BAD_STATE, 110, "a state does not fit the problem or the other state")                                           \
-  X(QKV_BAD_CONTEXT, 111, "the context is wrong")                                                                        \
-  X(QKV_BAD_REGION, 112, "a region of rows is out of range")                                                             \
-  X(QKV_UNSUPPORTED, 201, "not supported by this version")                                                               \
-  X(QKV_UNKNOWN_FIELD, 202, "a struct carries a field that this version does not know")                                  \
-  X(QKV_NO_MEMORY, 301, "out of memory")                                                                                 \
-  X(QKV_SCRATCH_TOO_SMALL, 302, "the scratch memory is too small")                                                       \
-  X(QKV_TOO_LARGE, 303, "a size does not fit the address space")                                                         \
-  X(QKV_STATE_FULL, 304, "the state has too few nodes for the result")                                                   \
-  X(QKV_TRANSPORT, 401, "the transport failed")                                                                          \
+#define QKV_STATUS_LIST(X)                                                                                    \
+  X(QKV_OK, 0, "success")                                                                                     \
+  X(QKV_BAD_POINTER, 101, "a required pointer is NULL")                                                       \
+  X(QKV_BAD_SIZE, 102, "the size member of a struct is wrong")                                                \
+  X(QKV_BAD_EXTENT, 103, "an extent is out of range or does not fit another")                                 \
+  X(QKV_BAD_DTYPE, 104, "an element type is wrong here")                                                      \
+  X(QKV_BAD_STRIDE, 105, "a stride is wrong: an output overlaps itself, or extent x stride x size overflows") \
+  X(QKV_BAD_VALUE, 106, "a number is out of range or not finite")                                             \
+  X(QKV_BAD_MASK, 107, "a mask term is wrong")                                                                \
+  X(QKV_BAD_LENGTHS, 108, "lengths, offsets or positions of batch entries are wrong")                         \
+  X(QKV_BAD_OVERLAP, 109, "an output overlaps an input or another output")                                    \
+  X(QKV_BAD_STATE, 110, "a state does not fit the problem or the other state")                                \
+  X(QKV_BAD_CONTEXT, 111, "the context is wrong")                                                             \
+  X(QKV_BAD_REGION, 112, "a region of rows is out of range")                                                  \
+  X(QKV_UNSUPPORTED, 201, "not supported by this version")                                                    \
+  X(QKV_UNKNOWN_FIELD, 202, "a struct carries a field that this version does not know")                       \
+  X(QKV_NO_MEMORY, 301, "out of memory")                                                                      \
+  X(QKV_SCRATCH_TOO_SMALL, 302, "the scratch memory is too small")                                            \
+  X(QKV_TOO_LARGE, 303, "a size does not fit the address space")                                              \
+  X(QKV_STATE_FULL, 304, "the state has too few nodes for the result")                                        \
+  X(QKV_TRANSPORT, 401, "the transport failed")                                                               \
   X(QKV_CANCELLED, 501, "cancelled by the caller")
 
 enum {
@@ -85,10 +85,10 @@ QKV_API int32_t qkv_version(void);
 /* The number of the arithmetic order (docs/NUMERICS.md): results of two builds have equal bits if their orders are equal. */
 QKV_API int32_t qkv_order(void);
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------------------ */
+/* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
-/* Element types. Q, K, V, out, lse, bias, slopes and sinks are F32 or F64; BF16, F16 and I8 are reserved for a later version.
- * I32 and U8 serve masks. */
+/* Element types. Q, K, V, out, lse, bias, slopes and sinks are F32 or F64; BF16, F16 and I8 are reserved for a later
+ * version. I32 and U8 serve masks. */
 enum { QKV_F32 = 1, QKV_F64 = 2, QKV_BF16 = 3, QKV_F16 = 4, QKV_I8 = 5, QKV_I32 = 6, QKV_U8 = 7 };
 
 /* Up to four axes: batch, head, row (position), column (feature, or key). `data` points at element (0,0,0,0). */
@@ -99,17 +99,17 @@ typedef struct qkv_tensor {
   int32_t reserved;  /* 0 */
 } qkv_tensor;
 
-/* ---- Masks -------------------------------------------------------------------------------------------------------------- */
+/* ---- Masks --------------------------------------------------------------------------------------------------------- */
 
 /* A mask is a list of terms: an AND of groups, a group being a term and the following terms with join = QKV_OR. No term:
  * everything is visible. Kinds: */
 enum {
-  QKV_MASK_CAUSAL = 1,   /* pos_key <= pos_query; a = 0: by the problem's alignment, a = QKV_ALIGN_START: by START alignment */
-  QKV_MASK_WINDOW = 2,   /* pos_query - a <= pos_key <= pos_query + b; a negative bound is infinite. Not causal by itself */
-  QKV_MASK_PREFIX = 3,   /* pos_key < a */
-  QKV_MASK_DOCUMENT = 4, /* same document: t = QKV_I32 ids by key (stride[0] per entry, stride[3] per key). The id of a query is
-                            the one at its own position, or u's (stride[0] per entry, stride[2] per query row) if u.data is
-                            given. A query at a position without a key sees nothing. Ids need not be sorted */
+  QKV_MASK_CAUSAL = 1, /* pos_key <= pos_query; a = 0: by the problem's alignment, a = QKV_ALIGN_START: by START alignment */
+  QKV_MASK_WINDOW = 2, /* pos_query - a <= pos_key <= pos_query + b; a negative bound is infinite. Not causal by itself */
+  QKV_MASK_PREFIX = 3, /* pos_key < a */
+  QKV_MASK_DOCUMENT = 4, /* same document: t = QKV_I32 ids by key (stride[0] per entry, stride[3] per key). The id of a query
+                            is the one at its own position, or u's (stride[0] per entry, stride[2] per query row) if u.data
+                            is given. A query at a position without a key sees nothing. Ids need not be sorted */
   QKV_MASK_DENSE = 5,    /* t = QKV_U8 (entry, head, row, key - a), non-zero is visible; keys before a are visible. Axes are
                             broadcast by stride 0 */
   QKV_MASK_TILE = 6,     /* fn answers for rectangles of at most 64 x 64 */
@@ -120,9 +120,9 @@ enum { QKV_AND = 0, QKV_OR = 1 };
 /* A rectangle of one batch entry and query head, given to a callback. Rows and keys are indices within the entry. */
 typedef struct qkv_tile {
   int64_t batch, head;
-  int64_t row, rows;                          /* 1 <= rows <= 64 */
-  int64_t key, keys;                          /* 1 <= keys <= 64 */
-  int64_t row_position, key_position;         /* positions of `row` and `key`; they count up by one */
+  int64_t row, rows;                  /* 1 <= rows <= 64 */
+  int64_t key, keys;                  /* 1 <= keys <= 64 */
+  int64_t row_position, key_position; /* positions of `row` and `key`; they count up by one */
 } qkv_tile;
 
 /* Answers QKV_TILE_NONE, QKV_TILE_ALL, or QKV_TILE_SOME after setting bit r of bits[k], for r < rows and k < keys, where row
@@ -140,7 +140,7 @@ typedef struct qkv_mask {
   int64_t reserved; /* 0 */
 } qkv_mask;
 
-/* ---- Problem ------------------------------------------------------------------------------------------------------------ */
+/* ---- Problem ------------------------------------------------------------------------------------------------------- */
 
 /* FLASH: tiles, O(n) memory, the canonical order of arithmetic. STANDARD: the textbook baseline that holds the whole
  * (batch, heads, seqlen_q, seqlen_kv) score tensor; an order of its own. */
@@ -154,72 +154,72 @@ enum { QKV_FLASH = 0, QKV_STANDARD = 1 };
 enum { QKV_ALIGN_END = 0, QKV_ALIGN_START = 1, QKV_ALIGN_EXPLICIT = 2 };
 
 typedef struct qkv_problem {
-  uint32_t size;             /* sizeof(qkv_problem) */
-  int32_t algorithm;         /* QKV_FLASH or QKV_STANDARD */
-  int32_t align;             /* QKV_ALIGN_... */
-  int32_t reserved;          /* 0 */
+  uint32_t size;     /* sizeof(qkv_problem) */
+  int32_t algorithm; /* QKV_FLASH or QKV_STANDARD */
+  int32_t align;     /* QKV_ALIGN_... */
+  int32_t reserved;  /* 0 */
 
   /* Extents. Query head h uses key-value head h / (num_heads / num_kv_heads). Any of them may be 0 but head_dim. */
-  int64_t batch;             /* entries, or segments of a ragged batch */
+  int64_t batch; /* entries, or segments of a ragged batch */
   int64_t num_heads;
-  int64_t num_kv_heads;      /* 0: num_heads; else a divisor of it */
-  int64_t seqlen_q;          /* rows per entry; of a ragged batch, rows of all segments together */
+  int64_t num_kv_heads; /* 0: num_heads; else a divisor of it */
+  int64_t seqlen_q;     /* rows per entry; of a ragged batch, rows of all segments together */
   int64_t seqlen_kv;
-  int64_t head_dim;          /* >= 1 */
-  int64_t head_dim_v;        /* 0: head_dim */
+  int64_t head_dim;   /* >= 1 */
+  int64_t head_dim_v; /* 0: head_dim */
 
-  qkv_tensor q;              /* (batch, num_heads, seqlen_q, head_dim) */
-  qkv_tensor k;              /* (batch, num_kv_heads, seqlen_kv, head_dim) */
-  qkv_tensor v;              /* (batch, num_kv_heads, seqlen_kv, head_dim_v) */
-  qkv_tensor out;            /* (batch, num_heads, seqlen_q, head_dim_v); all four F64, or none of them */
-  qkv_tensor lse;            /* (batch, num_heads, seqlen_q), stride[0..2]; natural log-sum-exp, sink included, -inf for a
-                                row that sees nothing. F32, or F64 if q is. data NULL: not wanted */
+  qkv_tensor q;   /* (batch, num_heads, seqlen_q, head_dim) */
+  qkv_tensor k;   /* (batch, num_kv_heads, seqlen_kv, head_dim) */
+  qkv_tensor v;   /* (batch, num_kv_heads, seqlen_kv, head_dim_v) */
+  qkv_tensor out; /* (batch, num_heads, seqlen_q, head_dim_v); all four F64, or none of them */
+  qkv_tensor lse; /* (batch, num_heads, seqlen_q), stride[0..2]; natural log-sum-exp, sink included, -inf for a
+                     row that sees nothing. F32, or F64 if q is. data NULL: not wanted */
 
-  double softmax_scale;      /* 0: 1/sqrt(head_dim) */
-  double softcap;            /* > 0: scores become softcap * tanh(score / softcap); 0: off */
+  double softmax_scale; /* 0: 1/sqrt(head_dim) */
+  double softcap;       /* > 0: scores become softcap * tanh(score / softcap); 0: off */
 
-  const qkv_mask *mask;      /* mask_count terms */
+  const qkv_mask *mask; /* mask_count terms */
   int64_t mask_count;
 
-  qkv_tensor bias;           /* (batch, num_heads, seqlen_q, seqlen_kv), added after softcap; -inf hides the key; broadcast by
-                                stride 0; data NULL: none. Rows and keys are indices within the entry */
-  qkv_tensor alibi_slopes;   /* stride[0] per entry, stride[1] per head: score -= slope * |pos_query - pos_key|; NULL: none */
-  qkv_tensor sinks;          /* stride[0] per entry, stride[1] per head: one more logit in the denominator; NULL: none */
+  qkv_tensor bias;         /* (batch, num_heads, seqlen_q, seqlen_kv), added after softcap; -inf hides the key; broadcast by
+                              stride 0; data NULL: none. Rows and keys are indices within the entry */
+  qkv_tensor alibi_slopes; /* stride[0] per entry, stride[1] per head: score -= slope * |pos_query - pos_key|; NULL: none */
+  qkv_tensor sinks;        /* stride[0] per entry, stride[1] per head: one more logit in the denominator; NULL: none */
 
-  /* Per entry, `batch` values each; NULL: the default. Within an entry, keys kv_begin <= j < kv_length exist (kv_length is an
-   * end), and queries i < q_length; rows from q_length on give 0 and lse -inf. */
+  /* Per entry, `batch` values each; NULL: the default. Within an entry, keys kv_begin <= j < kv_length exist (kv_length
+   * is an end), and queries i < q_length; rows from q_length on give 0 and lse -inf. */
   const int32_t *q_length;    /* seqlen_q */
   const int32_t *kv_begin;    /* 0: first key, for left padding; positions count from it */
   const int32_t *kv_length;   /* seqlen_kv */
   const int32_t *q_position;  /* with ALIGN_EXPLICIT: position of query 0, may be negative; 0 */
   const int32_t *kv_position; /* position of the first key, >= 0; 0 */
 
-  /* Ragged batch: batch + 1 offsets from 0 to seqlen, ascending; entry b has the rows cu[b] <= row < cu[b+1] of tensors whose
-   * batch stride is not used. Each side may be ragged or not. NULL: not ragged. Masks, bias and the arrays above count
-   * from the entry's first row. */
+  /* Ragged batch: batch + 1 offsets from 0 to seqlen, ascending; entry b has the rows cu[b] <= row < cu[b+1] of tensors
+   * whose batch stride is not used. Each side may be ragged or not. NULL: not ragged. Masks, bias and the arrays above
+   * count from the entry's first row. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_kv;
 } qkv_problem;
 
-/* ---- Context ------------------------------------------------------------------------------------------------------------ */
+/* ---- Context ------------------------------------------------------------------------------------------------------- */
 
-/* How a call runs; never what it computes. The caller's own struct, read during calls, shareable between threads. NULL: serial,
- * the best instruction set, malloc. */
+/* How a call runs; never what it computes. The caller's own struct, read during calls, shareable between threads. NULL:
+ * serial, the best instruction set, malloc. */
 typedef struct qkv_context {
-  uint32_t size;             /* sizeof(qkv_context) */
-  int32_t num_workers;       /* number of different `worker` values parallel_for uses; 0: 1 */
-  void *self;                /* passed to parallel_for */
-  /* Calls body(arg, task, worker) once for each 0 <= task < tasks and returns after the last. Tasks are independent: any order,
-   * any thread, one after another too. 0 <= worker < num_workers, different for tasks that run at the same time. */
+  uint32_t size;       /* sizeof(qkv_context) */
+  int32_t num_workers; /* number of different `worker` values parallel_for uses; 0: 1 */
+  void *self;          /* passed to parallel_for */
+  /* Calls body(arg, task, worker) once for each 0 <= task < tasks and returns after the last. Tasks are independent: any
+   * order, any thread, one after another too. 0 <= worker < num_workers, different for tasks that run at the same time. */
   void (*parallel_for)(void *self, void (*body)(void *arg, int64_t task, int32_t worker), void *arg, int64_t tasks);
   /* Used once per call that got no scratch. Alignment is a power of two. Both or none. */
-  void *alloc_self;          /* passed to these */
+  void *alloc_self; /* passed to these */
   void *(*alloc)(void *alloc_self, size_t bytes, size_t alignment);
   void (*release)(void *alloc_self, void *memory);
-  const char *isa_cap;       /* NULL: best; or "avx512", "avx2", "neon", "portable": at most this; "reference": scalar text */
-  const int32_t *cancel;     /* set it to non-zero from anywhere to end a call early with QKV_CANCELLED */
-  uint32_t flags;            /* QKV_FORCE_...: for tests; the bits of the result never change */
-  int32_t reserved;          /* 0 */
+  const char *isa_cap;   /* NULL: best; or "avx512", "avx2", "neon", "portable": at most this; "reference": scalar text */
+  const int32_t *cancel; /* set it to non-zero from anywhere to end a call early with QKV_CANCELLED */
+  uint32_t flags;        /* QKV_FORCE_...: for tests; the bits of the result never change */
+  int32_t reserved;      /* 0 */
 } qkv_context;
 
 enum {
@@ -231,7 +231,7 @@ enum {
   QKV_FORCE_FUSE = 32    /* the kernels that do softmax beside products, also where they do not pay */
 };
 
-/* ---- Calls -------------------------------------------------------------------------------------------------------------- */
+/* ---- Calls --------------------------------------------------------------------------------------------------------- */
 
 /* Checks a problem without running it. On an error writes what is wrong, naming the field and its values, as at most `bytes`
  * bytes with the final 0 into `text` (which may be NULL); on success an empty text. Reads the arrays of lengths and the
@@ -248,51 +248,54 @@ QKV_API qkv_status qkv_forward(const qkv_context *context, const qkv_problem *pr
  * full / partial / skipped 64 x 64 tiles, balance. The work is O(visible tiles). Cuts the text at `bytes`. */
 QKV_API qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, char *text, size_t bytes);
 
-/* The mask's answer for one rectangle, as a callback of QKV_MASK_TILE gives it: batch, head, row, rows, key, keys of `tile` are
- * read. Returns QKV_TILE_... in *answer; lengths count, a bias of -inf does not. */
+/* The mask's answer for one rectangle, as a callback of QKV_MASK_TILE gives it: batch, head, row, rows, key, keys of
+ * `tile` are read. Returns QKV_TILE_... in *answer; lengths count, a bias of -inf does not. */
 QKV_API qkv_status qkv_visible(const qkv_problem *problem, const qkv_tile *tile, uint64_t *bits, int32_t *answer);
 
-/* ---- Scores and weights of chosen rows ---------------------------------------------------------------------------------- */
+/* ---- Scores and weights of chosen rows ----------------------------------------------------------------------------- */
 
 enum {
-  QKV_SCORES_RAW = 1,     /* scale * q.k */
-  QKV_SCORES_CAPPED = 2,  /* after softcap */
-  QKV_SCORES_BIASED = 3,  /* after bias and ALiBi: what softmax sees; natural units */
-  QKV_WEIGHTS = 4         /* the weights; with a sink their sum is below 1 */
+  QKV_SCORES_RAW = 1,    /* scale * q.k */
+  QKV_SCORES_CAPPED = 2, /* after softcap */
+  QKV_SCORES_BIASED = 3, /* after bias and ALiBi: what softmax sees; natural units */
+  QKV_WEIGHTS = 4        /* the weights; with a sink their sum is below 1 */
 };
 typedef struct qkv_region {
   int64_t batch_begin, batch_end, head_begin, head_end, row_begin, row_end;
 } qkv_region;
 
-/* Writes `to`, extents (batch, head, row) of the region (indices count from its begin) x seqlen_kv keys. Invisible keys give -inf,
- * as a weight +0. region NULL: everything. to: F32, or F64 if q is. O(rows x keys) scalar work; v and out are not used. */
-QKV_API qkv_status qkv_scores(const qkv_context *context, const qkv_problem *problem, int32_t stage, const qkv_region *region,
-                              const qkv_tensor *to);
+/* Writes `to`, extents (batch, head, row) of the region (indices count from its begin) x seqlen_kv keys. Invisible keys
+ * give -inf, as a weight +0. region NULL: everything. to: F32, or F64 if q is. O(rows x keys) scalar work; v and out are
+ * not used. */
+QKV_API qkv_status qkv_scores(const qkv_context *context, const qkv_problem *problem, int32_t stage,
+                              const qkv_region *region, const qkv_tensor *to);
 
-/* ---- States: attention to a part of the keys ----------------------------------------------------------------------------- */
+/* ---- States: attention to a part of the keys ----------------------------------------------------------------------- */
 
-/* The unfinished result of attending to some keys: a set of nodes of the binary tree over splits of 512 positions. Node (level,
- * index) stands for positions index * 512 * 2^level and the following 512 * 2^level. A node's memory is, for `rows` rows
- * (entry, head, query; in ragged batches head, row), O: head_dim_v values per row, then m (the maximum in log2 units)
- * and l (the sum), one value per row each, F32 or F64 as the arithmetic. */
+/* The unfinished result of attending to some keys: a set of nodes of the binary tree over splits of 512 positions. Node
+ * (level, index) stands for positions index * 512 * 2^level and the following 512 * 2^level. A node's memory is, for
+ * `rows` rows (entry, head, query; in ragged batches head, row), O: head_dim_v values per row, then m (the maximum in
+ * log2 units) and l (the sum), one value per row each, F32 or F64 as the arithmetic. */
 typedef struct qkv_node {
   int64_t level, index;
 } qkv_node;
 typedef struct qkv_state {
-  uint32_t size;             /* sizeof(qkv_state) */
-  int32_t dtype;             /* QKV_F32 or QKV_F64 */
+  uint32_t size; /* sizeof(qkv_state) */
+  int32_t dtype; /* QKV_F32 or QKV_F64 */
   int64_t rows, head_dim_v;
-  int64_t count, capacity;   /* nodes in use, room */
-  qkv_node *nodes;           /* capacity entries, the used ones ascending by position */
-  void *data;                /* capacity blocks of rows * (head_dim_v + 2) values, block i is nodes[i] */
+  int64_t count, capacity; /* nodes in use, room */
+  qkv_node *nodes;         /* capacity entries, the used ones ascending by position */
+  void *data;              /* capacity blocks of rows * (head_dim_v + 2) values, block i is nodes[i] */
 } qkv_state;
 
-/* Number of nodes that the problem's keys make, and bytes for a state with room for `capacity` nodes (0: for that number). */
+/* Number of nodes that the problem's keys make, and bytes for a state with room for `capacity` nodes (0: for that
+ * number). */
 QKV_API qkv_status qkv_state_bytes(const qkv_problem *problem, int64_t capacity, int64_t *nodes, size_t *bytes);
 /* Lays an empty state of `capacity` nodes (0: as above) into memory of at least that many bytes, aligned to 8. */
-QKV_API qkv_status qkv_state_init(const qkv_problem *problem, int64_t capacity, void *memory, size_t bytes, qkv_state *state);
-/* Attends to the problem's keys (QKV_UNSUPPORTED if algorithm is not FLASH) and leaves the result in `state`, whose old content is dropped. out, lse and
- * sinks are not used. Scratch as for qkv_forward. */
+QKV_API qkv_status qkv_state_init(const qkv_problem *problem, int64_t capacity, void *memory, size_t bytes,
+                                  qkv_state *state);
+/* Attends to the problem's keys (QKV_UNSUPPORTED if algorithm is not FLASH) and leaves the result in `state`, whose old
+ * content is dropped. out, lse and sinks are not used. Scratch as for qkv_forward. */
 QKV_API qkv_status qkv_partial(const qkv_context *context, const qkv_problem *problem, qkv_state *state, void *scratch,
                                size_t bytes);
 /* into = into merged with from. Needs into->capacity >= into->count + from->count. If no node of one overlaps a node of the
@@ -302,7 +305,7 @@ QKV_API qkv_status qkv_merge(const qkv_context *context, qkv_state *into, const 
 /* Applies the sinks, divides, and writes out and lse of the problem. The state is not changed. */
 QKV_API qkv_status qkv_finish(const qkv_context *context, const qkv_problem *problem, const qkv_state *state);
 
-/* ---- Helpers, all inline ------------------------------------------------------------------------------------------------- */
+/* ---- Helpers, all inline ------------------------------------------------------------------------------------------- */
 
 static inline qkv_problem qkv_problem_default(void) {
   qkv_problem p;
@@ -316,7 +319,14 @@ static inline qkv_context qkv_context_default(void) {
   c.size = (uint32_t)sizeof c;
   return c;
 }
-static inline qkv_tensor qkv_strided(const void *data, int32_t dtype, int64_t batch, int64_t head, int64_t row, int64_t column) {
+/* The constructors take inputs and outputs alike, and only keep the pointer. */
+#if defined(__GNUC__) && __GNUC__ >= 11 && !defined(__clang__)
+#define QKV_KEEPS_POINTER __attribute__((access(none, 1)))
+#else
+#define QKV_KEEPS_POINTER
+#endif
+QKV_KEEPS_POINTER static inline qkv_tensor qkv_strided(const void *data, int32_t dtype, int64_t batch, int64_t head,
+                                                       int64_t row, int64_t column) {
   qkv_tensor t;
   memset(&t, 0, sizeof t);
   t.data = (void *)(uintptr_t)data;
@@ -328,19 +338,23 @@ static inline qkv_tensor qkv_strided(const void *data, int32_t dtype, int64_t ba
   return t;
 }
 /* Contiguous (batch, head, seqlen, dim). */
-static inline qkv_tensor qkv_bhsd(const void *data, int32_t dtype, int64_t heads, int64_t seqlen, int64_t dim) {
+QKV_KEEPS_POINTER static inline qkv_tensor qkv_bhsd(const void *data, int32_t dtype, int64_t heads, int64_t seqlen,
+                                                    int64_t dim) {
   return qkv_strided(data, dtype, heads * seqlen * dim, seqlen * dim, dim, 1);
 }
 /* Contiguous (batch, seqlen, head, dim); with cu_seqlens, packed rows of (head, dim). */
-static inline qkv_tensor qkv_bshd(const void *data, int32_t dtype, int64_t heads, int64_t seqlen, int64_t dim) {
+QKV_KEEPS_POINTER static inline qkv_tensor qkv_bshd(const void *data, int32_t dtype, int64_t heads, int64_t seqlen,
+                                                    int64_t dim) {
   return qkv_strided(data, dtype, seqlen * heads * dim, dim, heads * dim, 1);
 }
 /* Contiguous (batch, head, seqlen): lse. */
-static inline qkv_tensor qkv_bhs(const void *data, int32_t dtype, int64_t heads, int64_t seqlen) {
+QKV_KEEPS_POINTER static inline qkv_tensor qkv_bhs(const void *data, int32_t dtype, int64_t heads, int64_t seqlen) {
   return qkv_strided(data, dtype, heads * seqlen, seqlen, 1, 0);
 }
 /* One value per head: slopes, sinks. */
-static inline qkv_tensor qkv_per_head(const void *data, int32_t dtype) { return qkv_strided(data, dtype, 0, 1, 0, 0); }
+QKV_KEEPS_POINTER static inline qkv_tensor qkv_per_head(const void *data, int32_t dtype) {
+  return qkv_strided(data, dtype, 0, 1, 0, 0);
+}
 
 static inline qkv_mask qkv_mask_term(int32_t kind, int64_t a, int64_t b) {
   qkv_mask m;

@@ -90,8 +90,10 @@ static void flush(const qkv__engine *g, worker *w, step *s) {
   values(g, s);
 }
 
-/* Scores, softmax and values of `now`; or, fused, the scores of `now` and beside them the softmax of `before`, then its values. */
-static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *before, step *now, const void *K, int64_t ldk) {
+/* Scores, softmax and values of `now`; or, fused, the scores of `now` and beside them the softmax of `before`, then its
+ * values. */
+static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *before, step *now, const void *K,
+                    int64_t ldk) {
   const qkv_problem *p = &g->p->p;
   const qkv__kernel *k = g->k;
   lane *l = now->of;
@@ -102,7 +104,8 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
     if (before->of == l) flush(g, w, before);
     begin_split(g, l, split);
   }
-  const int adjusts = qkv__panel_adjust(g, e, &l->panel, now->key, now->keys, now->partial ? now->bits : NULL, &w->stage, &a);
+  const int adjusts =
+      qkv__panel_adjust(g, e, &l->panel, now->key, now->keys, now->partial ? now->bits : NULL, &w->stage, &a);
   if (now->selecting && p->bias.data) qkv__panel_hide(g, &l->panel, &w->stage, now->keys, now->bits);
   if (!g->fuse) {
     k->qk(l->panel.Qt, p->head_dim, K, ldk, &now->runs, now->S, l->node.m, adjusts ? NULL : w->M, nv);
@@ -112,7 +115,8 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
     return;
   }
   const int fused = before->of && before->runs.full && now->runs.full && before->of->panel.nv == nv;
-  if (fused) k->qk_exp(l->panel.Qt, p->head_dim, K, ldk, now->S, l->node.m, w->M, before->S, before->z, w->L, nv);
+  if (fused)
+    k->qk_exp(l->panel.Qt, p->head_dim, K, ldk, now->S, l->node.m, w->M, before->S, before->z, w->L, nv);
   else {
     if (before->of) k->exp(before->S, &before->runs, before->z, w->L, before->of->panel.nv);
     k->qk(l->panel.Qt, p->head_dim, K, ldk, &now->runs, now->S, l->node.m, adjusts ? NULL : w->M, nv);
@@ -203,7 +207,9 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
     qkv__tree_root(&l->tree, g->k, p->head_dim_v, l->panel.nv);
     qkv__tree_node root = l->tree.depth ? l->tree.stack[0] : qkv__tree_take(&l->tree);
     if (!l->tree.depth) qkv__clear_node(g, &root, l->panel.w);
-    if (f->state) qkv__panel_to_state(g, e, &l->panel, &root, f->state, t.node, &w.stage);
-    else qkv__panel_finish(g, e, &l->panel, &root, &w.stage);
+    if (f->state)
+      qkv__panel_to_state(g, e, &l->panel, &root, f->state, t.node, &w.stage);
+    else
+      qkv__panel_finish(g, e, &l->panel, &root, &w.stage);
   }
 }

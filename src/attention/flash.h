@@ -9,7 +9,7 @@ typedef struct qkv__flash {
   qkv__schedule s;
   const qkv_state *state; /* where the nodes of a divided task go; NULL: tasks finish their rows */
   char *worker_memory;
-  size_t worker_bytes;    /* of each worker */
+  size_t worker_bytes; /* of each worker */
 } qkv__flash;
 
 /* Adds one worker's memory to c, or with c->base set lays it out. */

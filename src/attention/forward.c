@@ -13,11 +13,11 @@
 typedef struct call {
   qkv__problem p;
   qkv_context c;
-  int reference;       /* the scalar text does it */
+  int reference; /* the scalar text does it */
   qkv__flash flash;
   qkv__standard standard;
-  qkv_state state;     /* of a divided call, in scratch */
-  size_t bytes;        /* of scratch, aligned */
+  qkv_state state; /* of a divided call, in scratch */
+  size_t bytes;    /* of scratch, aligned */
   char *reference_memory, *finish_memory;
   size_t reference_bytes, finish_bytes;
 } call;
@@ -60,7 +60,8 @@ static qkv_status layout(call *k, const qkv_state *state, int64_t nodes, void *m
       k->finish_bytes = qkv__finish_worker_bytes(g, k->flash.s.max_nodes);
       k->finish_memory = qkv__carve(&c, workers, k->finish_bytes);
       k->flash.state = k->flash.s.nodes > 1 ? &k->state : NULL;
-    } else k->flash.state = NULL;
+    } else
+      k->flash.state = NULL;
     k->flash.worker_bytes = qkv__flash_worker_bytes(g, &k->flash.s);
     if (k->flash.worker_bytes == SIZE_MAX) return QKV_TOO_LARGE;
     k->flash.worker_memory = qkv__carve(&c, workers, k->flash.worker_bytes);
@@ -84,18 +85,22 @@ static void reference_task(void *arg, int64_t task, int32_t worker) {
   int64_t h, i;
   qkv__row_of(p, task, &e, &h, &i);
   if (!s->state) {
-    if (p->f64) qkv__reference_row_f64(p, &e, h, i, work);
-    else qkv__reference_row_f32(p, &e, h, i, work);
+    if (p->f64)
+      qkv__reference_row_f64(p, &e, h, i, work);
+    else
+      qkv__reference_row_f32(p, &e, h, i, work);
     return;
   }
   const int64_t dv = p->p.head_dim_v, rows = s->state->rows;
   for (int64_t n = 0; n < s->state->count; n++) {
     if (p->f64) {
       double *data = (double *)s->state->data + n * rows * (dv + 2);
-      qkv__reference_node_f64(p, &e, h, i, s->state->nodes[n], data + task * dv, data + rows * dv + task, data + rows * (dv + 1) + task, work);
+      qkv__reference_node_f64(p, &e, h, i, s->state->nodes[n], data + task * dv, data + rows * dv + task,
+                              data + rows * (dv + 1) + task, work);
     } else {
       float *data = (float *)s->state->data + n * rows * (dv + 2);
-      qkv__reference_node_f32(p, &e, h, i, s->state->nodes[n], data + task * dv, data + rows * dv + task, data + rows * (dv + 1) + task, work);
+      qkv__reference_node_f32(p, &e, h, i, s->state->nodes[n], data + task * dv, data + rows * dv + task,
+                              data + rows * (dv + 1) + task, work);
     }
   }
 }
@@ -110,11 +115,13 @@ static qkv_status run(call *k, qkv_state *state) {
       k->state.nodes[n].index = k->flash.s.first_node + n;
     }
   qkv_status r = qkv__run(&k->c, qkv__flash_task, &k->flash, k->flash.s.tasks);
-  if (r == QKV_OK && !state && k->flash.state) r = qkv__finish_state(&k->c, &k->flash.g, &k->state, k->finish_memory, k->finish_bytes);
+  if (r == QKV_OK && !state && k->flash.state)
+    r = qkv__finish_state(&k->c, &k->flash.g, &k->state, k->finish_memory, k->finish_bytes);
   return r;
 }
 
-static qkv_status attend(const qkv_context *context, const qkv_problem *problem, qkv_state *state, void *scratch, size_t bytes) {
+static qkv_status attend(const qkv_context *context, const qkv_problem *problem, qkv_state *state, void *scratch,
+                         size_t bytes) {
   call k;
   qkv__fpstate fp;
   qkv__memory m;
@@ -139,7 +146,8 @@ qkv_status qkv_forward(const qkv_context *context, const qkv_problem *problem, v
   return attend(context, problem, NULL, scratch, bytes);
 }
 
-qkv_status qkv_partial(const qkv_context *context, const qkv_problem *problem, qkv_state *state, void *scratch, size_t bytes) {
+qkv_status qkv_partial(const qkv_context *context, const qkv_problem *problem, qkv_state *state, void *scratch,
+                       size_t bytes) {
   return state ? attend(context, problem, state, scratch, bytes) : QKV_BAD_POINTER;
 }
 
@@ -176,9 +184,11 @@ qkv_status qkv_visible(const qkv_problem *problem, const qkv_tile *tile, uint64_
   if (tile->batch < 0 || tile->batch >= p.p.batch || tile->head < 0 || tile->head >= p.p.num_heads) return QKV_BAD_REGION;
   qkv__entry_of(&p, tile->batch, &e);
   if (tile->rows < 1 || tile->rows > 64 || tile->keys < 1 || tile->keys > 64) return QKV_BAD_REGION;
-  if (tile->row < 0 || tile->row > e.rows - tile->rows || tile->key < 0 || tile->key > p.max_keys - tile->keys) return QKV_BAD_REGION;
+  if (tile->row < 0 || tile->row > e.rows - tile->rows || tile->key < 0 || tile->key > p.max_keys - tile->keys)
+    return QKV_BAD_REGION;
   /* the part that exists */
-  const int64_t rows = QKV_MIN(tile->rows, e.nq - tile->row), from = QKV_MAX(tile->key, e.b0), to = QKV_MIN(tile->key + tile->keys, e.b1);
+  const int64_t rows = QKV_MIN(tile->rows, e.nq - tile->row), from = QKV_MAX(tile->key, e.b0),
+                to = QKV_MIN(tile->key + tile->keys, e.b1);
   const uint64_t full = tile->rows == 64 ? ~(uint64_t)0 : ((uint64_t)1 << tile->rows) - 1;
   memset(bits, 0, (size_t)tile->keys * sizeof *bits);
   *answer = QKV_TILE_NONE;
@@ -188,8 +198,11 @@ qkv_status qkv_visible(const qkv_problem *problem, const qkv_tile *tile, uint64_
   uint64_t any = 0, all = full;
   for (int64_t k = 0; k < tile->keys; k++) {
     const int in = tile->key + k >= from && tile->key + k < to;
-    if (!in || a == QKV_TILE_NONE) bits[k] = 0;
-    else bits[k] = (a == QKV_TILE_ALL ? ~(uint64_t)0 : bits[k]) & full & (rows >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << rows) - 1);
+    if (!in || a == QKV_TILE_NONE)
+      bits[k] = 0;
+    else
+      bits[k] =
+          (a == QKV_TILE_ALL ? ~(uint64_t)0 : bits[k]) & full & (rows >= 64 ? ~(uint64_t)0 : ((uint64_t)1 << rows) - 1);
     any |= bits[k];
     all &= bits[k];
   }

@@ -9,8 +9,10 @@
 
 static size_t real_bytes(const qkv__engine *g) { return (size_t)g->k->real_bytes; }
 static void put(const qkv__engine *g, void *to, int64_t i, double x) {
-  if (g->p->f64) ((double *)to)[i] = x;
-  else ((float *)to)[i] = (float)x;
+  if (g->p->f64)
+    ((double *)to)[i] = x;
+  else
+    ((float *)to)[i] = (float)x;
 }
 static double get(const qkv__engine *g, const void *from, int64_t i) {
   return g->p->f64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
@@ -32,7 +34,8 @@ void qkv__stage_carve(const qkv__engine *g, qkv__carver *c, qkv__stage *s) {
   to->bias = g->p->p.bias.data ? qkv__carve(c, (int64_t)QKV_BLOCK * g->w, real_bytes(g)) : NULL;
 }
 
-void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t f, int64_t n, qkv__panel *panel, qkv__stage *s) {
+void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t f, int64_t n, qkv__panel *panel,
+                     qkv__stage *s) {
   const qkv_problem *p = &g->p->p;
   const size_t size = real_bytes(g);
   panel->nv = (int)((n + g->k->lanes - 1) / g->k->lanes);
@@ -65,7 +68,9 @@ void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head,
     if (panel->segments == 1 && qkv__stage_direct(&p->q, g->p->f64)) {
       rows = from;
       ld = p->q.stride[2];
-    } else qkv__stage_load((char *)s->rows + (size_t)(t->lane * p->head_dim) * size, p->head_dim, g->p->f64, &p->q, from, t->rows, p->head_dim);
+    } else
+      qkv__stage_load((char *)s->rows + (size_t)(t->lane * p->head_dim) * size, p->head_dim, g->p->f64, &p->q, from, t->rows,
+                      p->head_dim);
   }
   g->k->pack(panel->Qt, rows, ld, n, p->head_dim, panel->nv, g->p->c);
 }
@@ -83,8 +88,8 @@ void qkv__panel_all_bits(const qkv__panel *panel, int keys, uint64_t *bits) {
   for (int j = 0; j < QKV_BLOCK; j++) bits[j] = j < keys ? ones(panel->lanes) : 0;
 }
 
-int32_t qkv__panel_visible(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int keys, uint64_t *bits,
-                           qkv__runs *runs) {
+int32_t qkv__panel_visible(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int keys,
+                           uint64_t *bits, qkv__runs *runs) {
   int32_t answer = QKV_TILE_ALL;
   whole(keys, runs);
   if (g->p->p.mask_count) {
@@ -143,8 +148,8 @@ int64_t qkv__panel_next(const qkv__engine *g, const qkv__entry *e, const qkv__pa
   return best;
 }
 
-int qkv__panel_adjust(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int keys, const uint64_t *bits,
-                      qkv__stage *s, qkv__adjust *a) {
+int qkv__panel_adjust(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, int keys,
+                      const uint64_t *bits, qkv__stage *s, qkv__adjust *a) {
   const qkv_problem *p = &g->p->p;
   if (!bits && p->softcap == 0 && !p->bias.data && !p->alibi_slopes.data) return 0;
   a->softcap_g = p->softcap > 0 ? g->p->g : 0;
@@ -163,7 +168,8 @@ int qkv__panel_adjust(const qkv__engine *g, const qkv__entry *e, const qkv__pane
         rows = from;
         ld = p->bias.stride[2];
       } else
-        qkv__stage_load((char *)s->bias_rows + (size_t)(t->lane * QKV_BLOCK) * real_bytes(g), QKV_BLOCK, g->p->f64, &p->bias, from, t->rows, keys);
+        qkv__stage_load((char *)s->bias_rows + (size_t)(t->lane * QKV_BLOCK) * real_bytes(g), QKV_BLOCK, g->p->f64, &p->bias,
+                        from, t->rows, keys);
     }
     g->k->pack(s->bias, rows, ld, panel->lanes, keys, panel->nv, 1);
     a->bias = s->bias;
@@ -180,11 +186,14 @@ void qkv__panel_hide(const qkv__engine *g, const qkv__panel *panel, const qkv__s
 static void store_lse(const qkv__engine *g, const qkv__entry *e, int64_t head, int64_t row, double value) {
   const qkv_tensor *t = &g->p->p.lse;
   void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_q, head, e->row0_q + row, 0);
-  if (t->dtype == QKV_F64) *(double *)at = value;
-  else *(float *)at = (float)value;
+  if (t->dtype == QKV_F64)
+    *(double *)at = value;
+  else
+    *(float *)at = (float)value;
 }
 
-void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n, qkv__stage *s) {
+void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n,
+                       qkv__stage *s) {
   const qkv_problem *p = &g->p->p;
   g->k->finish(n->O, n->m, n->l, panel->sink2, p->head_dim_v, panel->nv);
   const int direct = panel->segments == 1 && qkv__stage_direct(&p->out, g->p->f64);
@@ -192,10 +201,11 @@ void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__pan
   for (int i = 0; i < panel->segments; i++) {
     const qkv__segment *t = &panel->segment[i];
     void *to = qkv__at(&p->out, qkv__dtype_bytes(p->out.dtype), e->batch_q, t->head, e->row0_q + t->row, 0);
-    if (direct) g->k->unpack(to, p->out.stride[2], n->O, panel->lanes, p->head_dim_v, panel->nv);
+    if (direct)
+      g->k->unpack(to, p->out.stride[2], n->O, panel->lanes, p->head_dim_v, panel->nv);
     else
-      qkv__stage_store(&p->out, to, (char *)s->rows + (size_t)(t->lane * p->head_dim_v) * real_bytes(g), p->head_dim_v, g->p->f64, t->rows,
-                       p->head_dim_v);
+      qkv__stage_store(&p->out, to, (char *)s->rows + (size_t)(t->lane * p->head_dim_v) * real_bytes(g), p->head_dim_v,
+                       g->p->f64, t->rows, p->head_dim_v);
     if (p->lse.data)
       for (int r = 0; r < t->rows; r++) {
         const double m = get(g, n->m, t->lane + r), l = get(g, n->l, t->lane + r);
@@ -236,8 +246,8 @@ static char *state_values(const qkv_state *s, int64_t index, size_t size) {
   return (char *)s->data + (size_t)(index * s->rows * (s->head_dim_v + 2)) * size;
 }
 
-void qkv__panel_to_state(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, const qkv__tree_node *n, const qkv_state *s,
-                         int64_t index, qkv__stage *w) {
+void qkv__panel_to_state(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, const qkv__tree_node *n,
+                         const qkv_state *s, int64_t index, qkv__stage *w) {
   const size_t size = real_bytes(g);
   const int64_t dv = s->head_dim_v;
   char *O = state_values(s, index, size), *m = O + (size_t)(s->rows * dv) * size, *l = m + (size_t)s->rows * size;
@@ -253,8 +263,8 @@ void qkv__panel_to_state(const qkv__engine *g, const qkv__entry *e, const qkv__p
   }
 }
 
-void qkv__panel_from_state(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n, const qkv_state *s,
-                           int64_t index, qkv__stage *w) {
+void qkv__panel_from_state(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n,
+                           const qkv_state *s, int64_t index, qkv__stage *w) {
   const size_t size = real_bytes(g);
   const int64_t dv = s->head_dim_v;
   const char *O = state_values(s, index, size), *m = O + (size_t)(s->rows * dv) * size, *l = m + (size_t)s->rows * size;
@@ -272,7 +282,8 @@ void qkv__panel_from_state(const qkv__engine *g, const qkv__entry *e, const qkv_
   g->k->pack(n->O, w->rows, dv, panel->lanes, dv, panel->nv, 1);
 }
 
-int64_t qkv__block_keys(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, void *memory, const void **rows) {
+int64_t qkv__block_keys(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, void *memory,
+                        const void **rows) {
   const qkv_tensor *t = &g->p->p.k;
   const void *from = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_kv, kv_head, e->row0_kv + key, 0);
   if (qkv__stage_direct(t, g->p->f64) && !(g->flags & QKV_FORCE_STAGE)) {
@@ -288,8 +299,8 @@ enum { STRIP = 8 };
 
 int64_t qkv__packed_values(int64_t head_dim_v) { return (head_dim_v + STRIP - 1) / STRIP * STRIP * QKV_BLOCK; }
 
-void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t panels, void *memory,
-                       qkv__values *v) {
+void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t panels,
+                       void *memory, qkv__values *v) {
   const qkv_tensor *t = &g->p->p.v;
   const size_t size = qkv__dtype_bytes(t->dtype);
   const int64_t dv = g->p->p.head_dim_v;
@@ -310,15 +321,17 @@ void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_hea
     return;
   }
   for (int64_t x = 0; x < dv; x += STRIP)
-    qkv__stage_load((char *)memory + (size_t)(x * QKV_BLOCK) * real_bytes(g), STRIP, g->p->f64, t, from + x * t->stride[3] * (int64_t)size, keys,
-                    QKV_MIN(STRIP, dv - x));
+    qkv__stage_load((char *)memory + (size_t)(x * QKV_BLOCK) * real_bytes(g), STRIP, g->p->f64, t,
+                    from + x * t->stride[3] * (int64_t)size, keys, QKV_MIN(STRIP, dv - x));
 }
 
 int qkv__values_finite(const qkv__engine *g, const qkv__values *v, int keys) {
   const int64_t dv = g->p->p.head_dim_v;
   if (v->strip == STRIP) return g->k->finite(v->rows, v->ld, keys, dv);
   for (int64_t x = 0; x < dv; x += STRIP)
-    if (!g->k->finite((const char *)v->rows + (size_t)(x / STRIP * v->strip) * real_bytes(g), v->ld, keys, QKV_MIN(STRIP, dv - x))) return 0;
+    if (!g->k->finite((const char *)v->rows + (size_t)(x / STRIP * v->strip) * real_bytes(g), v->ld, keys,
+                      QKV_MIN(STRIP, dv - x)))
+      return 0;
   return 1;
 }
 

@@ -22,11 +22,16 @@ static void task(void *arg, int64_t index, int32_t worker) {
   qkv__entry_of(&j->p, j->r.batch_begin + batch, &e);
   void *to = qkv__at(&j->to, qkv__dtype_bytes(j->to.dtype), batch, head, row, 0);
   void *work = j->memory + (size_t)worker * j->bytes;
-  if (j->p.f64) qkv__reference_scores_f64(&j->p, &e, j->r.head_begin + head, j->r.row_begin + row, j->stage, to, j->to.stride[3], wide, work);
-  else qkv__reference_scores_f32(&j->p, &e, j->r.head_begin + head, j->r.row_begin + row, j->stage, to, j->to.stride[3], wide, work);
+  if (j->p.f64)
+    qkv__reference_scores_f64(&j->p, &e, j->r.head_begin + head, j->r.row_begin + row, j->stage, to, j->to.stride[3], wide,
+                              work);
+  else
+    qkv__reference_scores_f32(&j->p, &e, j->r.head_begin + head, j->r.row_begin + row, j->stage, to, j->to.stride[3], wide,
+                              work);
 }
 
-qkv_status qkv_scores(const qkv_context *context, const qkv_problem *problem, int32_t stage, const qkv_region *region, const qkv_tensor *to) {
+qkv_status qkv_scores(const qkv_context *context, const qkv_problem *problem, int32_t stage, const qkv_region *region,
+                      const qkv_tensor *to) {
   job j;
   qkv_context c;
   qkv__fpstate fp;
@@ -46,7 +51,8 @@ qkv_status qkv_scores(const qkv_context *context, const qkv_problem *problem, in
     s = all.overflow ? QKV_TOO_LARGE : qkv__memory_take(&c, NULL, 0, all.used, &m);
     if (s == QKV_OK) {
       j.memory = m.base;
-      s = qkv__run(&c, task, &j, (j.r.batch_end - j.r.batch_begin) * (j.r.head_end - j.r.head_begin) * (j.r.row_end - j.r.row_begin));
+      s = qkv__run(&c, task, &j,
+                   (j.r.batch_end - j.r.batch_begin) * (j.r.head_end - j.r.head_begin) * (j.r.row_end - j.r.row_begin));
       qkv__memory_release(&c, &m);
     }
   }

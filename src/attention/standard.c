@@ -68,9 +68,9 @@ static block block_at(const qkv__entry *e, int64_t key) {
 typedef struct place {
   worker w;
   qkv__task t;
-  char *S;      /* scores of the entry's first key */
+  char *S; /* scores of the entry's first key */
   void *m, *l;
-  size_t row;   /* bytes of one key's scores */
+  size_t row; /* bytes of one key's scores */
 } place;
 
 static void enter(const qkv__standard *s, int64_t task, int32_t worker_index, int pass, place *at) {
@@ -88,7 +88,8 @@ static void enter(const qkv__standard *s, int64_t task, int32_t worker_index, in
   at->m = s->sums + (size_t)task * 2 * (size_t)g->w * size;
   at->l = (char *)at->m + (size_t)g->w * size;
   if (pass != 0) at->w.panel.Qt = NULL; /* only the scores need Q */
-  if (at->t.f0 < at->t.f1) qkv__panel_load(g, &at->t.e, at->t.kv_head, at->t.f0, at->t.f1 - at->t.f0, &at->w.panel, &at->w.stage);
+  if (at->t.f0 < at->t.f1)
+    qkv__panel_load(g, &at->t.e, at->t.kv_head, at->t.f0, at->t.f1 - at->t.f0, &at->w.panel, &at->w.stage);
   at->row = (size_t)at->w.panel.w * size;
   at->w.node.m = at->m;
   at->w.node.l = at->l;
@@ -185,8 +186,8 @@ static void values_task(void *arg, int64_t task, int32_t worker_index) {
         qkv__panel_hide(g, panel, &at.w.stage, b.keys, bits);
       }
     }
-    g->k->pv(at.S + (size_t)(key - e->b0) * at.row, V.rows, V.ld, V.strip, p->head_dim_v, &runs, selecting ? bits : NULL, at.w.node.O,
-             key == e->b0 ? NULL : at.w.one, panel->nv);
+    g->k->pv(at.S + (size_t)(key - e->b0) * at.row, V.rows, V.ld, V.strip, p->head_dim_v, &runs, selecting ? bits : NULL,
+             at.w.node.O, key == e->b0 ? NULL : at.w.one, panel->nv);
     key += b.keys;
   }
   qkv__panel_finish(g, e, panel, &at.w.node, &at.w.stage);

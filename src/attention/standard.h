@@ -1,4 +1,5 @@
-/* The textbook baseline: the whole score tensor in memory, softmax in place, then the values. Three passes over all tasks. */
+/* The textbook baseline: the whole score tensor in memory, softmax in place, then the values. Three passes over all
+ * tasks. */
 #ifndef QKV_ATTENTION_STANDARD_H
 #define QKV_ATTENTION_STANDARD_H
 
@@ -6,10 +7,10 @@
 
 typedef struct qkv__standard {
   qkv__engine g;
-  int64_t tasks;     /* one per panel */
-  int64_t keys;      /* rows of a panel's scores: the most keys of an entry, and room for a block that begins within */
-  char *scores;      /* [tasks][keys][w] */
-  char *sums;        /* [tasks][2][w]: m, l */
+  int64_t tasks; /* one per panel */
+  int64_t keys;  /* rows of a panel's scores: the most keys of an entry, and room for a block that begins within */
+  char *scores;  /* [tasks][keys][w] */
+  char *sums;    /* [tasks][2][w]: m, l */
   char *worker_memory;
   size_t worker_bytes;
 } qkv__standard;

@@ -13,7 +13,8 @@ int qkv__engine_make(const qkv_context *c, const qkv__problem *p, qkv__engine *g
   g->p = p;
   g->k = qkv__kernel_of(p->f64, c->isa_cap, NULL);
   g->flags = c->flags;
-  g->fuse = p->p.algorithm == QKV_FLASH && g->k && g->k->qk_exp && ((qkv__cpu() & QKV__CPU_ADD_PIPES) || (c->flags & QKV_FORCE_FUSE));
+  g->fuse = p->p.algorithm == QKV_FLASH && g->k && g->k->qk_exp &&
+            ((qkv__cpu() & QKV__CPU_ADD_PIPES) || (c->flags & QKV_FORCE_FUSE));
   if (!g->k) return 0;
   g->w = g->k->lanes * g->k->max_nv;
   return 1;
@@ -165,7 +166,8 @@ static void finish_task(void *arg, int64_t task, int32_t worker) {
   qkv__panel_finish(g, &t.e, &w.panel, &root, &w.stage);
 }
 
-qkv_status qkv__finish_state(const qkv_context *c, const qkv__engine *g, const qkv_state *s, char *worker_memory, size_t worker_bytes) {
+qkv_status qkv__finish_state(const qkv_context *c, const qkv__engine *g, const qkv_state *s, char *worker_memory,
+                             size_t worker_bytes) {
   finish f = {g, s, worker_memory, worker_bytes, {0}};
   f.plan.panels = f.plan.nodes = 1;
   f.plan.task_rows = g->w;
@@ -180,8 +182,10 @@ static void reference_task(void *arg, int64_t task, int32_t worker) {
   qkv__entry e;
   int64_t h, i;
   qkv__row_of(p, task, &e, &h, &i);
-  if (p->f64) qkv__reference_finish_f64(p, &e, h, i, f->s, task, work);
-  else qkv__reference_finish_f32(p, &e, h, i, f->s, task, work);
+  if (p->f64)
+    qkv__reference_finish_f64(p, &e, h, i, f->s, task, work);
+  else
+    qkv__reference_finish_f32(p, &e, h, i, f->s, task, work);
 }
 
 qkv_status qkv_finish(const qkv_context *context, const qkv_problem *problem, const qkv_state *state) {
@@ -197,14 +201,18 @@ qkv_status qkv_finish(const qkv_context *context, const qkv_problem *problem, co
   if (s == QKV_OK && !qkv__engine_make(&c, &p, &g)) s = QKV_BAD_CONTEXT;
   if (s == QKV_OK) {
     const int reference = c.isa_cap && !strcmp(c.isa_cap, "reference");
-    const size_t bytes = !reference ? qkv__finish_worker_bytes(&g, state->count) : p.f64 ? qkv__reference_work_f64(&p) : qkv__reference_work_f32(&p);
+    const size_t bytes = !reference ? qkv__finish_worker_bytes(&g, state->count)
+                         : p.f64    ? qkv__reference_work_f64(&p)
+                                    : qkv__reference_work_f32(&p);
     qkv__carver all = {NULL, 0, 0};
     qkv__carve(&all, c.num_workers, bytes);
     s = all.overflow ? QKV_TOO_LARGE : qkv__memory_take(&c, NULL, 0, all.used, &m);
     if (s == QKV_OK) {
       const finish f = {&g, state, m.base, bytes, {0}};
-      if (reference) s = qkv__run(&c, reference_task, (void *)(uintptr_t)&f, p.rows);
-      else s = qkv__finish_state(&c, &g, state, m.base, bytes);
+      if (reference)
+        s = qkv__run(&c, reference_task, (void *)(uintptr_t)&f, p.rows);
+      else
+        s = qkv__finish_state(&c, &g, state, m.base, bytes);
       qkv__memory_release(&c, &m);
     }
   }
@@ -297,7 +305,8 @@ static qkv_status to_root(merger *m) {
   while (s->count > 1 && status == QKV_OK) {
     int64_t best = 0;
     for (int64_t i = 1; i + 1 < s->count; i++)
-      if (qkv__tree_ancestor(s->nodes[i], s->nodes[i + 1]) < qkv__tree_ancestor(s->nodes[best], s->nodes[best + 1])) best = i;
+      if (qkv__tree_ancestor(s->nodes[i], s->nodes[i + 1]) < qkv__tree_ancestor(s->nodes[best], s->nodes[best + 1]))
+        best = i;
     const int level = qkv__tree_ancestor(s->nodes[best], s->nodes[best + 1]);
     status = merge_into(m, best, data_of(m, s, best + 1));
     s->nodes[best].index >>= level - s->nodes[best].level;
@@ -322,7 +331,8 @@ static qkv_status add_node(merger *m, qkv_node n, const char *data) {
     int64_t left = now.index & 1 ? i - 1 : i;
     if (left < 0 || left + 1 >= s->count) return QKV_OK;
     const qkv_node a = s->nodes[left], b = s->nodes[left + 1];
-    if (a.level != now.level || b.level != now.level || a.index >> 1 != now.index >> 1 || b.index >> 1 != now.index >> 1) return QKV_OK;
+    if (a.level != now.level || b.level != now.level || a.index >> 1 != now.index >> 1 || b.index >> 1 != now.index >> 1)
+      return QKV_OK;
     qkv_status status = merge_into(m, left, data_of(m, s, left + 1));
     if (status != QKV_OK) return status;
     s->nodes[left].level = now.level + 1;

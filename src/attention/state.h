@@ -12,6 +12,7 @@ qkv_status qkv__state_fits(const qkv__problem *p, const qkv_state *s, int64_t *n
 void qkv__state_nodes(const qkv__problem *p, qkv_state *s);
 /* Root and FINISH of all rows. */
 size_t qkv__finish_worker_bytes(const qkv__engine *g, int64_t nodes);
-qkv_status qkv__finish_state(const qkv_context *c, const qkv__engine *g, const qkv_state *s, char *worker_memory, size_t worker_bytes);
+qkv_status qkv__finish_state(const qkv_context *c, const qkv__engine *g, const qkv_state *s, char *worker_memory,
+                             size_t worker_bytes);
 
 #endif

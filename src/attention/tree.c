@@ -25,7 +25,8 @@ static void merge_top(qkv__tree *t, const qkv__kernel *k, int64_t dv, int nv) {
 }
 
 void qkv__tree_push(qkv__tree *t, qkv__tree_node n, const qkv__kernel *k, int64_t dv, int nv) {
-  while (t->depth >= 2 && qkv__tree_ancestor(t->stack[t->depth - 2].at, t->stack[t->depth - 1].at) < qkv__tree_ancestor(t->stack[t->depth - 1].at, n.at))
+  while (t->depth >= 2 && qkv__tree_ancestor(t->stack[t->depth - 2].at, t->stack[t->depth - 1].at) <
+                              qkv__tree_ancestor(t->stack[t->depth - 1].at, n.at))
     merge_top(t, k, dv, nv);
   t->stack[t->depth++] = n;
 }

@@ -1,6 +1,6 @@
 /* TREE of docs/NUMERICS.md without a counter: nodes arrive ascending by position; two neighbours merge as soon as no later
- * node can come between them, that is, when their lowest common ancestor lies below the newcomer's. Merging with an empty node
- * changes nothing, so the result is that of the full binary tree over absolute indices. */
+ * node can come between them, that is, when their lowest common ancestor lies below the newcomer's. Merging with an empty
+ * node changes nothing, so the result is that of the full binary tree over absolute indices. */
 #ifndef QKV_ATTENTION_TREE_H
 #define QKV_ATTENTION_TREE_H
 

@@ -7,8 +7,8 @@ enum {
   QKV__CPU_AVX2 = 2,
   QKV__CPU_AVX512 = 4,
   QKV__CPU_NEON = 8,
-  /* Additions and conversions have pipes of their own beside the multipliers (AMD Zen): exp2 costs least spread among products. Where
-   * they share the pipes (Intel), it only disturbs them. Measured; no bit depends on it. */
+  /* Additions and conversions have pipes of their own beside the multipliers (AMD Zen): exp2 costs least spread among
+   * products. Where they share the pipes (Intel), it only disturbs them. Measured; no bit depends on it. */
   QKV__CPU_ADD_PIPES = 16
 };
 /* The library's only global state: one word, found once, the same whoever finds it. */

@@ -8,8 +8,8 @@
 
 #include "base/port.h"
 
-/* The product of two floats is exact in double. Rounding its sum with c to odd (the inexact last bit set) keeps the final rounding
- * to float correct: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008. */
+/* The product of two floats is exact in double. Rounding its sum with c to odd (the inexact last bit set) keeps the final
+ * rounding to float correct: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008. */
 QKV_INLINE float qkv__soft_fmaf(float a, float b, float c) {
   double p = (double)a * (double)b, d = c, s = p + d;
   double t = s - p, e = (p - (s - t)) + (d - t);

@@ -1,5 +1,5 @@
-/* log2_64 of docs/NUMERICS.md: base-2 logarithm of a positive finite normal double, within 1.2 ulp from 2 on and 3.6 units of
- * 2^-53 near 1. Plain multiplications and additions: neither libm nor an fma matters. NaN and +inf pass. */
+/* log2_64 of docs/NUMERICS.md: base-2 logarithm of a positive finite normal double, within 1.2 ulp from 2 on and 3.6
+ * units of 2^-53 near 1. Plain multiplications and additions: neither libm nor an fma matters. NaN and +inf pass. */
 #ifndef QKV_BASE_LOG2_H
 #define QKV_BASE_LOG2_H
 

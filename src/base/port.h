@@ -14,32 +14,32 @@
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)
-#define QKV_INLINE static inline __attribute__((always_inline, unused))
-#define QKV_NOINLINE static __attribute__((noinline))
-#define QKV_MAYBE_UNUSED __attribute__((unused))
-#define QKV_FORMAT(a, b) __attribute__((format(printf, a, b)))
-#define QKV_UNROLL_TEXT(x) #x
+#define QKV_INLINE           static inline __attribute__((always_inline, unused))
+#define QKV_NOINLINE         static __attribute__((noinline))
+#define QKV_MAYBE_UNUSED     __attribute__((unused))
+#define QKV_FORMAT(a, b)     __attribute__((format(printf, a, b)))
+#define QKV_UNROLL_TEXT(x)   #x
 #define QKV_UNROLL_PRAGMA(n) QKV_UNROLL_TEXT(GCC unroll n)
-#define QKV_UNROLL(n) _Pragma(QKV_UNROLL_PRAGMA(n))
+#define QKV_UNROLL(n)        _Pragma(QKV_UNROLL_PRAGMA(n))
 /* Loops over the registers of a tile: their bounds are constants once everything is inlined. */
 #if defined(__clang__)
 #define QKV_UNROLL_ALL _Pragma("clang loop unroll(full)")
 #else
 #define QKV_UNROLL_ALL _Pragma("GCC unroll 16")
 #endif
-#define QKV_LOAD_RELAXED(p) __atomic_load_n((p), __ATOMIC_RELAXED)
+#define QKV_LOAD_RELAXED(p)     __atomic_load_n((p), __ATOMIC_RELAXED)
 #define QKV_STORE_RELAXED(p, x) __atomic_store_n((p), (x), __ATOMIC_RELAXED)
-#define QKV_CTZ64(x) __builtin_ctzll(x)
-#define QKV_CLZ64(x) __builtin_clzll(x)
-#define QKV_POPCOUNT64(x) __builtin_popcountll(x)
+#define QKV_CTZ64(x)            __builtin_ctzll(x)
+#define QKV_CLZ64(x)            __builtin_clzll(x)
+#define QKV_POPCOUNT64(x)       __builtin_popcountll(x)
 #else
-#define QKV_INLINE static inline
+#define QKV_INLINE   static inline
 #define QKV_NOINLINE static
 #define QKV_MAYBE_UNUSED
 #define QKV_FORMAT(a, b)
 #define QKV_UNROLL(n)
 #define QKV_UNROLL_ALL
-#define QKV_LOAD_RELAXED(p) (*(volatile const int32_t *)(p))
+#define QKV_LOAD_RELAXED(p)     (*(volatile const int32_t *)(p))
 #define QKV_STORE_RELAXED(p, x) (*(volatile int32_t *)(p) = (x))
 static inline int qkv_ctz64_(uint64_t x) {
   int n = 0;
@@ -56,9 +56,9 @@ static inline int qkv_popcount64_(uint64_t x) {
   for (; x; x &= x - 1) n++;
   return n;
 }
-#define QKV_CTZ64(x) qkv_ctz64_(x)
-#define QKV_CLZ64(x) qkv_clz64_(x)
-#define QKV_POPCOUNT64(x) qkv_popcount64_(x)
+#define QKV_CTZ64(x)            qkv_ctz64_(x)
+#define QKV_CLZ64(x)            qkv_clz64_(x)
+#define QKV_POPCOUNT64(x)       qkv_popcount64_(x)
 #endif
 
 #define QKV_MIN(a, b) ((a) < (b) ? (a) : (b))

@@ -27,7 +27,8 @@ static void trampoline(void *arg, int64_t task, int32_t worker) {
 qkv_status qkv__run(const qkv_context *c, void (*body)(void *arg, int64_t task, int32_t worker), void *arg, int64_t tasks) {
   job j = {c, body, arg, 0};
   if (tasks <= 0) return QKV_OK;
-  if (c->parallel_for && tasks > 1) c->parallel_for(c->self, trampoline, &j, tasks);
+  if (c->parallel_for && tasks > 1)
+    c->parallel_for(c->self, trampoline, &j, tasks);
   else
     for (int64_t t = 0; t < tasks; t++) trampoline(&j, t, 0);
   return QKV_LOAD_RELAXED(&j.cancelled) ? QKV_CANCELLED : QKV_OK;
@@ -53,6 +54,8 @@ qkv_status qkv__memory_take(const qkv_context *c, void *scratch, size_t bytes, s
 
 void qkv__memory_release(const qkv_context *c, qkv__memory *m) {
   if (!m->owned) return;
-  if (c->release) c->release(c->alloc_self, m->owned);
-  else free(m->owned);
+  if (c->release)
+    c->release(c->alloc_self, m->owned);
+  else
+    free(m->owned);
 }

@@ -1,4 +1,5 @@
-/* One instance of the template: the build defines QKV__ISA_NAME and QKV__ISA_HEADER per instruction set, and QKV__F64 for f64. */
+/* One instance of the template: the build defines QKV__ISA_NAME and QKV__ISA_HEADER per instruction set, and QKV__F64 for
+ * f64. */
 #include "kernel/kernel.h"
 
 #include "base/order1.h"
@@ -7,13 +8,13 @@
 #define V QKV_INLINE
 #ifdef QKV__F64
 typedef double real;
-#define REAL_MAX DBL_MAX
-#define C(name) name##_F64
+#define REAL_MAX    DBL_MAX
+#define C(name)     name##_F64
 #define QKV__SUFFIX f64
 #else
 typedef float real;
-#define REAL_MAX FLT_MAX
-#define C(name) name##_F32
+#define REAL_MAX    FLT_MAX
+#define C(name)     name##_F32
 #define QKV__SUFFIX f32
 #endif
 

@@ -4,18 +4,18 @@
 #ifdef QKV__F64
 #define VL 4
 typedef __m256d vf;
-#define OP(name) _mm256_##name##_pd
+#define OP(name)     _mm256_##name##_pd
 #define CMP(a, b, o) _mm256_cmp_pd(a, b, o)
 #else
-#define VL 8
+#define VL           8
 typedef __m256 vf;
-#define OP(name) _mm256_##name##_ps
+#define OP(name)     _mm256_##name##_ps
 #define CMP(a, b, o) _mm256_cmp_ps(a, b, o)
 #endif
-typedef vf vm; /* all ones or all zeros per lane */
-#define NR 3 /* 4 x 3: 12 accumulators, 3 vectors and a broadcast are the 16 registers */
+typedef vf vm;      /* all ones or all zeros per lane */
+#define NR        3 /* 4 x 3: 12 accumulators, 3 vectors and a broadcast are the 16 registers */
 #define MR_OF(nr) ((nr) == 1 ? 8 : 4)
-#define FUSE 0
+#define FUSE      0
 
 V vf v_zero(void) { return OP(setzero)(); }
 V vf v_set1(real x) { return OP(set1)(x); }
@@ -43,7 +43,8 @@ V vm v_bits(uint64_t word) {
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, lane), lane));
 #endif
 }
-/* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays: a multiplication, since adding to the exponent of a NaN makes numbers */
+/* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays: a multiplication, since adding to the exponent of a NaN
+ * makes numbers */
 V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
   (void)n;
 #ifdef QKV__F64

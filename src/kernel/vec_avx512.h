@@ -5,16 +5,16 @@
 #define VL 8
 typedef __m512d vf;
 typedef __mmask8 vm;
-#define OP(name) _mm512_##name##_pd
+#define OP(name)          _mm512_##name##_pd
 #define CMP_MASK(a, b, o) _mm512_cmp_pd_mask(a, b, o)
 #else
-#define VL 16
+#define VL                16
 typedef __m512 vf;
 typedef __mmask16 vm;
-#define OP(name) _mm512_##name##_ps
+#define OP(name)          _mm512_##name##_ps
 #define CMP_MASK(a, b, o) _mm512_cmp_ps_mask(a, b, o)
 #endif
-#define NR 2 /* vectors of a panel */
+#define NR   2 /* vectors of a panel */
 #define FUSE 1
 
 V vf v_zero(void) { return OP(setzero)(); }

@@ -7,12 +7,12 @@ typedef float64x2_t vf;
 typedef uint64x2_t vm;
 #define OP(name) name##q_f64
 #else
-#define VL 4
+#define VL       4
 typedef float32x4_t vf;
 typedef uint32x4_t vm;
 #define OP(name) name##q_f32
 #endif
-#define NR 3
+#define NR   3
 #define FUSE 0
 
 #ifdef QKV__F64
@@ -65,7 +65,8 @@ V void v_transpose(vf r[VL]) {
   r[0] = a;
   r[1] = b;
 #else
-  const float32x4_t a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]), c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
+  const float32x4_t a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]), c = vtrn1q_f32(r[2], r[3]),
+                    d = vtrn2q_f32(r[2], r[3]);
 #define PAIR(op, x, y) vreinterpretq_f32_f64(op(vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y)))
   r[0] = PAIR(vtrn1q_f64, a, c);
   r[1] = PAIR(vtrn1q_f64, b, d);

@@ -3,8 +3,8 @@
 
 #include "base/fma.h"
 
-#define VL 4
-#define NR 2
+#define VL   4
+#define NR   2
 #define FUSE 0
 typedef struct vf {
   real x[VL];
@@ -18,16 +18,16 @@ typedef struct vm {
 typedef uint64_t bits_of_real;
 #define EXPONENT(t) (((t) + 1023) << 52)
 #else
-#define FMA1 qkv__fma32
+#define FMA1        qkv__fma32
 typedef uint32_t bits_of_real;
 #define EXPONENT(t) (((t) + 127) << 23)
 #endif
 
-#define MAP(name, parameters, expression)                                                                          \
-  V vf name parameters {                                                                                           \
-    vf r;                                                                                                          \
-    EACH r.x[i] = expression;                                                                                      \
-    return r;                                                                                                      \
+#define MAP(name, parameters, expression) \
+  V vf name parameters {                  \
+    vf r;                                 \
+    EACH r.x[i] = expression;             \
+    return r;                             \
   }
 MAP(v_zero, (void), 0)
 MAP(v_set1, (real x), x)
@@ -41,11 +41,11 @@ MAP(v_div, (vf a, vf b), a.x[i] / b.x[i])
 MAP(v_fold, (vf s, vf m), s.x[i] > m.x[i] ? s.x[i] : m.x[i])
 MAP(v_select, (vm m, vf a, vf b), m.x[i] ? a.x[i] : b.x[i])
 #undef MAP
-#define MAP(name, parameters, expression)                                                                          \
-  V vm name parameters {                                                                                           \
-    vm r;                                                                                                          \
-    EACH r.x[i] = (unsigned char)(expression);                                                                     \
-    return r;                                                                                                      \
+#define MAP(name, parameters, expression)      \
+  V vm name parameters {                       \
+    vm r;                                      \
+    EACH r.x[i] = (unsigned char)(expression); \
+    return r;                                  \
   }
 MAP(v_gt, (vf a, vf b), a.x[i] > b.x[i])
 MAP(v_eq, (vf a, vf b), a.x[i] == b.x[i])

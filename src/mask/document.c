@@ -29,8 +29,10 @@ int32_t qkv__mask_document_tile(const qkv_mask *m, const qkv__rows *r, int64_t k
   int same = 1, some = 0;
   for (int64_t i = 0; i < r->rows && same; i++) {
     int has = id_of_query(m, r->e, r->row + i, &id);
-    if (i == 0 && has) first = id, some = 1;
-    else if (has != some || id != first) same = 0;
+    if (i == 0 && has)
+      first = id, some = 1;
+    else if (has != some || id != first)
+      same = 0;
   }
   if (same) { /* all rows of one document, or of none: the usual case */
     int64_t in = 0;

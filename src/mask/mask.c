@@ -6,7 +6,7 @@
 const qkv__mask_kind qkv__mask_kinds[QKV_MASK_KINDS] = {
 #define QKV__MASK_ROW(id, name, types, by_head) \
   [QKV_MASK_##id] = {#name, types, by_head, qkv__mask_##name##_check, qkv__mask_##name##_tile, qkv__mask_##name##_next},
-  QKV__MASK_LIST(QKV__MASK_ROW)
+    QKV__MASK_LIST(QKV__MASK_ROW)
 #undef QKV__MASK_ROW
 };
 

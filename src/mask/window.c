@@ -1,8 +1,12 @@
 /* pos_query - a <= pos_key <= pos_query + b; a negative bound is infinite. */
 #include "mask/mask.h"
 
-static int64_t low_of(const qkv_mask *m, int64_t position) { return m->a < 0 || m->a > INT32_MAX ? INT64_MIN / 4 : position - m->a; }
-static int64_t high_of(const qkv_mask *m, int64_t position) { return m->b < 0 || m->b > INT32_MAX ? INT64_MAX / 4 : position + m->b; }
+static int64_t low_of(const qkv_mask *m, int64_t position) {
+  return m->a < 0 || m->a > INT32_MAX ? INT64_MIN / 4 : position - m->a;
+}
+static int64_t high_of(const qkv_mask *m, int64_t position) {
+  return m->b < 0 || m->b > INT32_MAX ? INT64_MAX / 4 : position + m->b;
+}
 
 qkv_status qkv__mask_window_check(const qkv_problem *p, const qkv_mask *m, char *why, size_t bytes) {
   (void)p, (void)m, (void)why, (void)bytes;

@@ -26,9 +26,9 @@ static qkv_status fail(const report *r, qkv_status status, const char *format, .
   return status;
 }
 
-#define TRY(call)                            \
-  do {                                       \
-    qkv_status try_status_ = (call);         \
+#define TRY(call)                                  \
+  do {                                             \
+    qkv_status try_status_ = (call);               \
     if (try_status_ != QKV_OK) return try_status_; \
   } while (0)
 
@@ -47,10 +47,14 @@ static qkv_status take_struct(const report *r, const char *name, const void *in,
   if (!in) return fail(r, QKV_BAD_POINTER, "%s is NULL", name);
   memcpy(&size, in, sizeof size);
   if (size < sizeof size || size > 65536)
-    return fail(r, QKV_BAD_SIZE, "%s.size %" PRIu32 " is not the size of the struct; set it to sizeof, as the _default functions do", name, size);
+    return fail(r, QKV_BAD_SIZE,
+                "%s.size %" PRIu32 " is not the size of the struct; set it to sizeof, as the _default functions do", name,
+                size);
   for (size_t i = known; i < size; i++)
     if (((const unsigned char *)in)[i])
-      return fail(r, QKV_UNKNOWN_FIELD, "%s.size %" PRIu32 " is more than the %zu bytes this version knows, and byte %zu is not zero", name, size, known, i);
+      return fail(r, QKV_UNKNOWN_FIELD,
+                  "%s.size %" PRIu32 " is more than the %zu bytes this version knows, and byte %zu is not zero", name, size,
+                  known, i);
   memset(out, 0, known);
   memcpy(out, in, size < known ? size : known);
   return QKV_OK;
@@ -63,9 +67,11 @@ qkv_status qkv__check_context(const qkv_context *in, qkv_context *out, char *tex
   out->size = sizeof *out;
   if (out->num_workers < 0) return fail(r, QKV_BAD_CONTEXT, "context.num_workers %" PRId32 " is negative", out->num_workers);
   if (out->num_workers == 0 || !out->parallel_for) out->num_workers = 1;
-  if (!out->alloc != !out->release) return fail(r, QKV_BAD_CONTEXT, "context.alloc and context.release: only one of them is given");
+  if (!out->alloc != !out->release)
+    return fail(r, QKV_BAD_CONTEXT, "context.alloc and context.release: only one of them is given");
   if (out->reserved) return fail(r, QKV_UNKNOWN_FIELD, "context.reserved %" PRId32 " is not 0", out->reserved);
-  if (out->flags & ~63u) return fail(r, QKV_UNKNOWN_FIELD, "context.flags 0x%" PRIx32 " has bits this version does not know", out->flags);
+  if (out->flags & ~63u)
+    return fail(r, QKV_UNKNOWN_FIELD, "context.flags 0x%" PRIx32 " has bits this version does not know", out->flags);
   return QKV_OK;
 }
 
@@ -95,8 +101,10 @@ static int span_of(const qkv_tensor *t, const extent4 *e, int64_t *low, int64_t 
     if (e->n[a] <= 1) continue;
     if (s == INT64_MIN || !qkv__mul(e->n[a] - 1, s < 0 ? -s : s, &reach) || !qkv__mul(reach, size, &reach)) return 0;
     if (!qkv__add(s < 0 ? -lo : hi, reach, &reach) || reach > PTRDIFF_MAX - size) return 0;
-    if (s < 0) lo = -reach;
-    else hi = reach;
+    if (s < 0)
+      lo = -reach;
+    else
+      hi = reach;
   }
   if (hi - size > PTRDIFF_MAX + lo) return 0;
   *low = lo;
@@ -106,21 +114,24 @@ static int span_of(const qkv_tensor *t, const extent4 *e, int64_t *low, int64_t 
 
 static int is_empty(const extent4 *e) { return !e->n[0] || !e->n[1] || !e->n[2] || !e->n[3]; }
 
-static qkv_status check_tensor(const report *r, const char *name, const qkv_tensor *t, const extent4 *e, int types, int output) {
+static qkv_status check_tensor(const report *r, const char *name, const qkv_tensor *t, const extent4 *e, int types,
+                               int output) {
   int64_t low, high;
   if (t->reserved) return fail(r, QKV_UNKNOWN_FIELD, "%s.reserved %" PRId32 " is not 0", name, t->reserved);
   if (is_empty(e)) return QKV_OK;
   if (!t->data) return fail(r, QKV_BAD_POINTER, "%s.data is NULL", name);
-  if (!qkv__dtype_bytes(t->dtype)) return fail(r, QKV_BAD_DTYPE, "%s.dtype %" PRId32 " is not an element type", name, t->dtype);
+  if (!qkv__dtype_bytes(t->dtype))
+    return fail(r, QKV_BAD_DTYPE, "%s.dtype %" PRId32 " is not an element type", name, t->dtype);
   if (!(types >> t->dtype & 1)) {
     if (t->dtype == QKV_BF16 || t->dtype == QKV_F16 || t->dtype == QKV_I8)
       return fail(r, QKV_UNSUPPORTED, "%s.dtype %s is not supported by this version", name, qkv__dtype_name(t->dtype));
-    return fail(r, QKV_BAD_DTYPE, "%s.dtype is %s, but %s is needed here", name, qkv__dtype_name(t->dtype), types_text(types));
+    return fail(r, QKV_BAD_DTYPE, "%s.dtype is %s, but %s is needed here", name, qkv__dtype_name(t->dtype),
+                types_text(types));
   }
   if (!span_of(t, e, &low, &high))
     return fail(r, QKV_BAD_STRIDE,
-                "%s: extents %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " with strides %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-                " reach beyond the address space",
+                "%s: extents %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " with strides %" PRId64 " %" PRId64 " %" PRId64
+                " %" PRId64 " reach beyond the address space",
                 name, e->n[0], e->n[1], e->n[2], e->n[3], t->stride[0], t->stride[1], t->stride[2], t->stride[3]);
   if (output) { /* axes from the smallest stride up: each must step over all below it */
     int64_t reach = 0, done = 0;
@@ -134,8 +145,8 @@ static qkv_status check_tensor(const report *r, const char *name, const qkv_tens
       if (best < 0) break;
       if (s <= reach)
         return fail(r, QKV_BAD_STRIDE,
-                    "%s overlaps itself: extents %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " with strides %" PRId64 " %" PRId64 " %" PRId64
-                    " %" PRId64,
+                    "%s overlaps itself: extents %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " with strides %" PRId64
+                    " %" PRId64 " %" PRId64 " %" PRId64,
                     name, e->n[0], e->n[1], e->n[2], e->n[3], t->stride[0], t->stride[1], t->stride[2], t->stride[3]);
       reach += (e->n[best] - 1) * s;
       done |= 1 << best;
@@ -160,8 +171,10 @@ static int interleaved(const named *a, const named *b, int64_t pitch) {
     for (int k = 0; k < 4; k++) {
       int64_t s = x[i]->t->stride[k] * size, reach = (x[i]->e.n[k] - 1) * s;
       if (x[i]->e.n[k] <= 1 || s % pitch == 0) continue;
-      if (reach < 0) low += reach;
-      else high += reach;
+      if (reach < 0)
+        low += reach;
+      else
+        high += reach;
     }
     begin[i] = (int64_t)((uintptr_t)x[i]->t->data % (uint64_t)pitch) + low;
     begin[i] = (begin[i] % pitch + pitch) % pitch;
@@ -187,13 +200,16 @@ static qkv_status check_apart(const report *r, const named *a, const named *b) {
 
 /* ---- Lengths ---- */
 
-static qkv_status check_cu(const report *r, const char *name, const int32_t *cu, int64_t batch, const char *extent_name, int64_t extent) {
+static qkv_status check_cu(const report *r, const char *name, const int32_t *cu, int64_t batch, const char *extent_name,
+                           int64_t extent) {
   if (cu[0] != 0) return fail(r, QKV_BAD_LENGTHS, "%s[0] is %" PRId32 ", not 0", name, cu[0]);
   for (int64_t b = 0; b < batch; b++)
     if (cu[b + 1] < cu[b])
-      return fail(r, QKV_BAD_LENGTHS, "%s[%" PRId64 "] %" PRId32 " is less than %s[%" PRId64 "] %" PRId32, name, b + 1, cu[b + 1], name, b, cu[b]);
+      return fail(r, QKV_BAD_LENGTHS, "%s[%" PRId64 "] %" PRId32 " is less than %s[%" PRId64 "] %" PRId32, name, b + 1,
+                  cu[b + 1], name, b, cu[b]);
   if (cu[batch] != extent)
-    return fail(r, QKV_BAD_LENGTHS, "%s[%" PRId64 "] %" PRId32 " is not %s %" PRId64, name, batch, cu[batch], extent_name, extent);
+    return fail(r, QKV_BAD_LENGTHS, "%s[%" PRId64 "] %" PRId32 " is not %s %" PRId64, name, batch, cu[batch], extent_name,
+                extent);
   return QKV_OK;
 }
 
@@ -208,16 +224,19 @@ static qkv_status check_entries(const report *r, const qkv__problem *q) {
       return fail(r, QKV_BAD_LENGTHS, "kv_length[%" PRId64 "] %" PRId32 " is not in 0..%" PRId64, b, p->kv_length[b], keys);
     int64_t end = p->kv_length ? p->kv_length[b] : keys;
     if (p->kv_begin && (p->kv_begin[b] < 0 || p->kv_begin[b] > end))
-      return fail(r, QKV_BAD_LENGTHS, "kv_begin[%" PRId64 "] %" PRId32 " is not in 0..%" PRId64 " (the entry's kv_length)", b, p->kv_begin[b], end);
+      return fail(r, QKV_BAD_LENGTHS, "kv_begin[%" PRId64 "] %" PRId32 " is not in 0..%" PRId64 " (the entry's kv_length)",
+                  b, p->kv_begin[b], end);
     if (p->kv_position && p->kv_position[b] < 0)
       return fail(r, QKV_BAD_LENGTHS, "kv_position[%" PRId64 "] %" PRId32 " is negative", b, p->kv_position[b]);
     qkv__entry e;
     qkv__entry_of(q, b, &e);
     if (e.position_k + (e.b1 - e.b0) > INT32_MAX)
-      return fail(r, QKV_BAD_LENGTHS, "entry %" PRId64 ": kv_position %" PRId64 " and %" PRId64 " keys pass the position limit 2^31 - 1", b, e.position_k,
-                  e.b1 - e.b0);
+      return fail(r, QKV_BAD_LENGTHS,
+                  "entry %" PRId64 ": kv_position %" PRId64 " and %" PRId64 " keys pass the position limit 2^31 - 1", b,
+                  e.position_k, e.b1 - e.b0);
     if (e.position_q < INT32_MIN || e.position_q + e.nq > INT32_MAX)
-      return fail(r, QKV_BAD_LENGTHS, "entry %" PRId64 ": query positions %" PRId64 "..%" PRId64 " do not fit 32 bits", b, e.position_q, e.position_q + e.nq);
+      return fail(r, QKV_BAD_LENGTHS, "entry %" PRId64 ": query positions %" PRId64 "..%" PRId64 " do not fit 32 bits", b,
+                  e.position_q, e.position_q + e.nq);
   }
   return QKV_OK;
 }
@@ -244,9 +263,12 @@ void qkv__entry_of(const qkv__problem *q, int64_t b, qkv__entry *e) {
   e->b0 = p->kv_begin ? p->kv_begin[b] : 0;
   e->position_k = p->kv_position ? p->kv_position[b] : 0;
   e->start_q = e->position_k - e->b0;
-  if (p->align == QKV_ALIGN_START) e->position_q = e->start_q;
-  else if (p->align == QKV_ALIGN_EXPLICIT) e->position_q = p->q_position ? p->q_position[b] : 0;
-  else e->position_q = e->position_k + (e->b1 - e->b0) - e->nq;
+  if (p->align == QKV_ALIGN_START)
+    e->position_q = e->start_q;
+  else if (p->align == QKV_ALIGN_EXPLICIT)
+    e->position_q = p->q_position ? p->q_position[b] : 0;
+  else
+    e->position_q = e->position_k + (e->b1 - e->b0) - e->nq;
 }
 
 void qkv__row_of(const qkv__problem *q, int64_t index, qkv__entry *e, int64_t *h, int64_t *i) {
@@ -257,7 +279,8 @@ void qkv__row_of(const qkv__problem *q, int64_t index, qkv__entry *e, int64_t *h
   if (p->cu_seqlens_q) {
     while (p->cu_seqlens_q[b + 1] <= *i) b++;
     *i -= p->cu_seqlens_q[b];
-  } else b = index / p->seqlen_q / p->num_heads;
+  } else
+    b = index / p->seqlen_q / p->num_heads;
   qkv__entry_of(q, b, e);
 }
 
@@ -265,25 +288,34 @@ void qkv__row_of(const qkv__problem *q, int64_t index, qkv__entry *e, int64_t *h
 
 static qkv_status check_extents(const report *r, qkv__problem *q) {
   qkv_problem *p = &q->p;
-  const struct { const char *name; int64_t n, limit; } extents[] = {
-    {"batch", p->batch, INT32_MAX}, {"num_heads", p->num_heads, INT32_MAX}, {"num_kv_heads", p->num_kv_heads, INT32_MAX},
-    {"seqlen_q", p->seqlen_q, INT32_MAX}, {"seqlen_kv", p->seqlen_kv, INT32_MAX},
-    {"head_dim", p->head_dim, 1 << 20}, {"head_dim_v", p->head_dim_v, 1 << 20}};
+  const struct {
+    const char *name;
+    int64_t n, limit;
+  } extents[] = {{"batch", p->batch, INT32_MAX},
+                 {"num_heads", p->num_heads, INT32_MAX},
+                 {"num_kv_heads", p->num_kv_heads, INT32_MAX},
+                 {"seqlen_q", p->seqlen_q, INT32_MAX},
+                 {"seqlen_kv", p->seqlen_kv, INT32_MAX},
+                 {"head_dim", p->head_dim, 1 << 20},
+                 {"head_dim_v", p->head_dim_v, 1 << 20}};
   for (size_t i = 0; i < sizeof extents / sizeof *extents; i++) {
     if (extents[i].n < 0) return fail(r, QKV_BAD_EXTENT, "%s %" PRId64 " is negative", extents[i].name, extents[i].n);
     if (extents[i].n > extents[i].limit)
-      return fail(r, QKV_BAD_EXTENT, "%s %" PRId64 " is above the limit %" PRId64, extents[i].name, extents[i].n, extents[i].limit);
+      return fail(r, QKV_BAD_EXTENT, "%s %" PRId64 " is above the limit %" PRId64, extents[i].name, extents[i].n,
+                  extents[i].limit);
   }
   if (p->head_dim == 0) return fail(r, QKV_BAD_EXTENT, "head_dim is 0; it must be at least 1");
   if (p->head_dim_v == 0) p->head_dim_v = p->head_dim;
   if (p->num_kv_heads == 0) p->num_kv_heads = p->num_heads;
   if (p->num_kv_heads != 0 && p->num_heads % p->num_kv_heads != 0)
-    return fail(r, QKV_BAD_EXTENT, "num_heads %" PRId64 " is not a multiple of num_kv_heads %" PRId64, p->num_heads, p->num_kv_heads);
+    return fail(r, QKV_BAD_EXTENT, "num_heads %" PRId64 " is not a multiple of num_kv_heads %" PRId64, p->num_heads,
+                p->num_kv_heads);
   q->group = p->num_kv_heads ? p->num_heads / p->num_kv_heads : 1;
   if (q->group == 0) q->group = 1;
   int64_t rows;
   if (!qkv__mul(p->cu_seqlens_q ? 1 : p->batch, p->num_heads, &rows) || !qkv__mul(rows, p->seqlen_q, &rows))
-    return fail(r, QKV_TOO_LARGE, "batch %" PRId64 " x num_heads %" PRId64 " x seqlen_q %" PRId64 " does not fit 63 bits", p->batch, p->num_heads, p->seqlen_q);
+    return fail(r, QKV_TOO_LARGE, "batch %" PRId64 " x num_heads %" PRId64 " x seqlen_q %" PRId64 " does not fit 63 bits",
+                p->batch, p->num_heads, p->seqlen_q);
   q->rows = rows;
   return QKV_OK;
 }
@@ -291,7 +323,8 @@ static qkv_status check_extents(const report *r, qkv__problem *q) {
 static qkv_status check_numbers(const report *r, qkv__problem *q) {
   qkv_problem *p = &q->p;
   if (!isfinite(p->softmax_scale)) return fail(r, QKV_BAD_VALUE, "softmax_scale %g is not finite", p->softmax_scale);
-  if (!isfinite(p->softcap) || p->softcap < 0) return fail(r, QKV_BAD_VALUE, "softcap %g is not a finite number >= 0", p->softcap);
+  if (!isfinite(p->softcap) || p->softcap < 0)
+    return fail(r, QKV_BAD_VALUE, "softcap %g is not a finite number >= 0", p->softcap);
   if (p->softmax_scale == 0) p->softmax_scale = 1 / sqrt((double)p->head_dim);
   if (p->softcap == 0) {
     q->c = qkv__round(q, p->softmax_scale * QKV_LOG2E);
@@ -301,7 +334,8 @@ static qkv_status check_numbers(const report *r, qkv__problem *q) {
     q->g = qkv__round(q, p->softcap * QKV_LOG2E);
   }
   if (!isfinite(q->c) || !isfinite(q->g))
-    return fail(r, QKV_BAD_VALUE, "softmax_scale %g with softcap %g overflows %s", p->softmax_scale, p->softcap, q->f64 ? "f64" : "f32");
+    return fail(r, QKV_BAD_VALUE, "softmax_scale %g with softcap %g overflows %s", p->softmax_scale, p->softcap,
+                q->f64 ? "f64" : "f32");
   return QKV_OK;
 }
 
@@ -329,7 +363,11 @@ static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
   for (int i = 0; i < INPUTS; i++) {
     const int needed = i < 2 ? uses & QKV__USES_QK : i == 2 ? uses & QKV__USES_V : 0;
     if (!needed && !in[i].t->data) continue;
-    TRY(check_tensor(r, in[i].name, in[i].t, &in[i].e, i < 3 ? main_type : i == 3 ? main_type | F32_BIT : F32_BIT | F64_BIT, 0));
+    TRY(check_tensor(r, in[i].name, in[i].t, &in[i].e,
+                     i < 3    ? main_type
+                     : i == 3 ? main_type | F32_BIT
+                              : F32_BIT | F64_BIT,
+                     0));
   }
   if (!(uses & QKV__USES_OUT)) return QKV_OK;
   TRY(check_tensor(r, out.name, out.t, &out.e, main_type, 1));
@@ -350,8 +388,10 @@ static qkv_status check_masks(const report *r, const qkv__problem *q) {
     const qkv_mask *m = &p->mask[i];
     char name[48];
     snprintf(name, sizeof name, "mask[%" PRId64 "]", i);
-    if (m->kind < 1 || m->kind >= QKV_MASK_KINDS) return fail(r, QKV_BAD_MASK, "%s.kind %" PRId32 " is not a mask kind", name, m->kind);
-    if (m->join != QKV_AND && m->join != QKV_OR) return fail(r, QKV_BAD_MASK, "%s.join %" PRId32 " is neither QKV_AND nor QKV_OR", name, m->join);
+    if (m->kind < 1 || m->kind >= QKV_MASK_KINDS)
+      return fail(r, QKV_BAD_MASK, "%s.kind %" PRId32 " is not a mask kind", name, m->kind);
+    if (m->join != QKV_AND && m->join != QKV_OR)
+      return fail(r, QKV_BAD_MASK, "%s.join %" PRId32 " is neither QKV_AND nor QKV_OR", name, m->join);
     if (i == 0 && m->join == QKV_OR) return fail(r, QKV_BAD_MASK, "%s.join is QKV_OR, but there is no term before it", name);
     if (m->reserved) return fail(r, QKV_UNKNOWN_FIELD, "%s.reserved %" PRId64 " is not 0", name, m->reserved);
     char why[160] = "";
@@ -359,7 +399,8 @@ static qkv_status check_masks(const report *r, const qkv__problem *q) {
     if (s != QKV_OK) return fail(r, s, "%s.%s (%s mask)", name, why, qkv__mask_kinds[m->kind].name);
     if (qkv__mask_kinds[m->kind].t_types) { /* the tensor that the kind reads */
       const int ids = m->kind == QKV_MASK_DOCUMENT;
-      const extent4 te = {{p->batch, ids ? 1 : p->num_heads, ids ? 1 : q->max_rows, ids ? q->max_keys : QKV_MAX(q->max_keys - m->a, 0)}};
+      const extent4 te = {
+          {p->batch, ids ? 1 : p->num_heads, ids ? 1 : q->max_rows, ids ? q->max_keys : QKV_MAX(q->max_keys - m->a, 0)}};
       const extent4 ue = {{p->batch, 1, q->max_rows, 1}};
       char part[64];
       snprintf(part, sizeof part, "%s.t", name);
@@ -380,8 +421,10 @@ qkv_status qkv__check(const qkv_problem *in, int uses, qkv__problem *q, char *te
   if (p->reserved) return fail(r, QKV_UNKNOWN_FIELD, "reserved %" PRId32 " is not 0", p->reserved);
   if (p->algorithm != QKV_FLASH && p->algorithm != QKV_STANDARD)
     return fail(r, QKV_BAD_VALUE, "algorithm %" PRId32 " is neither QKV_FLASH nor QKV_STANDARD", p->algorithm);
-  if (p->align < QKV_ALIGN_END || p->align > QKV_ALIGN_EXPLICIT) return fail(r, QKV_BAD_VALUE, "align %" PRId32 " is not a QKV_ALIGN value", p->align);
-  if (p->align != QKV_ALIGN_EXPLICIT && p->q_position) return fail(r, QKV_BAD_VALUE, "q_position is given, but align is not QKV_ALIGN_EXPLICIT");
+  if (p->align < QKV_ALIGN_END || p->align > QKV_ALIGN_EXPLICIT)
+    return fail(r, QKV_BAD_VALUE, "align %" PRId32 " is not a QKV_ALIGN value", p->align);
+  if (p->align != QKV_ALIGN_EXPLICIT && p->q_position)
+    return fail(r, QKV_BAD_VALUE, "q_position is given, but align is not QKV_ALIGN_EXPLICIT");
   TRY(check_extents(r, q));
 
   const qkv_tensor *main_tensors[4] = {&p->q, &p->k, &p->v, &p->out};
@@ -390,8 +433,8 @@ qkv_status qkv__check(const qkv_problem *in, int uses, qkv__problem *q, char *te
   for (int i = 0; i < last; i++) q->f64 |= main_tensors[i]->dtype == QKV_F64;
   for (int i = 0; i < last; i++) /* f64 is all or none */
     if (q->f64 && main_tensors[i]->data && main_tensors[i]->dtype != QKV_F64 && qkv__dtype_bytes(main_tensors[i]->dtype))
-      return fail(r, QKV_BAD_DTYPE, "%s.dtype is %s, but another of q, k, v, out is f64; all four are f64 or none", main_names[i],
-                  qkv__dtype_name(main_tensors[i]->dtype));
+      return fail(r, QKV_BAD_DTYPE, "%s.dtype is %s, but another of q, k, v, out is f64; all four are f64 or none",
+                  main_names[i], qkv__dtype_name(main_tensors[i]->dtype));
 
   TRY(check_numbers(r, q));
   if (p->cu_seqlens_q) TRY(check_cu(r, "cu_seqlens_q", p->cu_seqlens_q, p->batch, "seqlen_q", p->seqlen_q));
@@ -416,7 +459,8 @@ qkv_status qkv__check_region(const qkv__problem *q, const qkv_region *in, const 
   if (out->head_begin < 0 || out->head_begin > out->head_end || out->head_end > all.head_end) return QKV_BAD_REGION;
   if (out->row_begin < 0 || out->row_begin > out->row_end || out->row_end > all.row_end) return QKV_BAD_REGION;
   if (!to) return QKV_BAD_POINTER;
-  const extent4 e = {{out->batch_end - out->batch_begin, out->head_end - out->head_begin, out->row_end - out->row_begin, q->max_keys}};
+  const extent4 e = {
+      {out->batch_end - out->batch_begin, out->head_end - out->head_begin, out->row_end - out->row_begin, q->max_keys}};
   TRY(check_tensor(&none, "to", to, &e, q->f64 ? F32_BIT | F64_BIT : F32_BIT, 1));
   const named output = {"to", to, e};
   named input[INPUTS];
@@ -432,8 +476,11 @@ qkv_status qkv__check_state(const qkv__problem *q, const qkv_state *s) {
   if (s->rows < 0 || s->head_dim_v < 1 || s->count < 0 || s->capacity < s->count) return QKV_BAD_STATE;
   if (s->capacity && (!s->nodes || (s->rows && !s->data))) return QKV_BAD_POINTER;
   for (int64_t i = 0; i < s->count; i++) {
-    if (s->nodes[i].level < 0 || s->nodes[i].level > 22 || s->nodes[i].index < 0 || s->nodes[i].index > (1 << 22) >> s->nodes[i].level) return QKV_BAD_STATE;
-    if (i && (s->nodes[i - 1].index + 1) << s->nodes[i - 1].level > s->nodes[i].index << s->nodes[i].level) return QKV_BAD_STATE;
+    if (s->nodes[i].level < 0 || s->nodes[i].level > 22 || s->nodes[i].index < 0 ||
+        s->nodes[i].index > (1 << 22) >> s->nodes[i].level)
+      return QKV_BAD_STATE;
+    if (i && (s->nodes[i - 1].index + 1) << s->nodes[i - 1].level > s->nodes[i].index << s->nodes[i].level)
+      return QKV_BAD_STATE;
   }
   if (q && (s->rows != q->rows || s->head_dim_v != q->p.head_dim_v || (s->dtype == QKV_F64) != q->f64)) return QKV_BAD_STATE;
   return QKV_OK;

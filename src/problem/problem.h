@@ -10,25 +10,25 @@
 enum { QKV__USES_QK = 1, QKV__USES_V = 2, QKV__USES_OUT = 4 };
 
 typedef struct qkv__problem {
-  qkv_problem p;      /* the caller's, num_kv_heads, head_dim_v and softmax_scale made explicit */
-  int f64;            /* the arithmetic */
-  int64_t group;      /* num_heads / num_kv_heads */
-  int64_t rows;       /* of a state: (entry, head, query), or (head, query) when the queries are ragged */
-  int64_t max_rows;   /* the most query rows of an entry */
-  int64_t max_keys;   /* the most keys of an entry */
-  double c, g;        /* CONSTANTS of docs/NUMERICS.md, already rounded to the arithmetic's type */
+  qkv_problem p;    /* the caller's, num_kv_heads, head_dim_v and softmax_scale made explicit */
+  int f64;          /* the arithmetic */
+  int64_t group;    /* num_heads / num_kv_heads */
+  int64_t rows;     /* of a state: (entry, head, query), or (head, query) when the queries are ragged */
+  int64_t max_rows; /* the most query rows of an entry */
+  int64_t max_keys; /* the most keys of an entry */
+  double c, g;      /* CONSTANTS of docs/NUMERICS.md, already rounded to the arithmetic's type */
 } qkv__problem;
 
 /* One batch entry or ragged segment. Key j, b0 <= j < b1, has position position_k + j - b0; query i has position_q + i. */
 typedef struct qkv__entry {
   int64_t b;
-  int64_t batch_q, batch_kv;   /* index on the batch axis of q, out, lse; of k, v */
-  int64_t row0_q, row0_kv;     /* row of the entry's first query and key in these tensors */
-  int64_t rows;                /* query rows to fill in */
-  int64_t nq;                  /* of which exist */
+  int64_t batch_q, batch_kv; /* index on the batch axis of q, out, lse; of k, v */
+  int64_t row0_q, row0_kv;   /* row of the entry's first query and key in these tensors */
+  int64_t rows;              /* query rows to fill in */
+  int64_t nq;                /* of which exist */
   int64_t b0, b1;
   int64_t position_k, position_q;
-  int64_t start_q;             /* position_q under START alignment */
+  int64_t start_q; /* position_q under START alignment */
 } qkv__entry;
 
 qkv_status qkv__check(const qkv_problem *in, int uses, qkv__problem *out, char *text, size_t bytes);
@@ -46,15 +46,16 @@ const char *qkv__dtype_name(int32_t dtype);
 
 /* An element's address. */
 QKV_INLINE char *qkv__at(const qkv_tensor *t, size_t element, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
-  return (char *)t->data + (i0 * t->stride[0] + i1 * t->stride[1] + i2 * t->stride[2] + i3 * t->stride[3]) * (int64_t)element;
+  return (char *)t->data +
+         (i0 * t->stride[0] + i1 * t->stride[1] + i2 * t->stride[2] + i3 * t->stride[3]) * (int64_t)element;
 }
 /* A small parameter (slope, sink) as double, whatever its type. */
 QKV_INLINE double qkv__parameter(const qkv_tensor *t, int64_t b, int64_t h) {
   if (t->dtype == QKV_F64) return *(const double *)(const void *)qkv__at(t, 8, b, h, 0, 0);
   return *(const float *)(const void *)qkv__at(t, 4, b, h, 0, 0);
 }
-/* R of docs/NUMERICS.md: computed in double, rounded once. The volatile keeps GCC 12 from dropping the pair of conversions, which its
- * vectoriser of straight-line code does. */
+/* R of docs/NUMERICS.md: computed in double, rounded once. The volatile keeps GCC 12 from dropping the pair of
+ * conversions, which its vectoriser of straight-line code does. */
 QKV_INLINE double qkv__round(const qkv__problem *p, double x) {
   volatile float f = (float)x;
   return p->f64 ? x : (double)f;

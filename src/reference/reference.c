@@ -10,24 +10,24 @@
 
 #ifdef QKV__F64
 typedef double real;
-#define NAME(x) qkv__reference_##x##_f64
-#define FMA qkv__fma64
+#define NAME(x)  qkv__reference_##x##_f64
+#define FMA      qkv__fma64
 #define REAL_MAX DBL_MAX
-#define EXP2 QKV_EXP2_F64
+#define EXP2     QKV_EXP2_F64
 #define EXP2_MIN QKV_EXP2_MIN_F64
 #define TANH_MAX QKV_TANH_MAX_F64
-#define TANH_N QKV_TANH_N_F64
-#define TANH_Q QKV_TANH_Q_F64
+#define TANH_N   QKV_TANH_N_F64
+#define TANH_Q   QKV_TANH_Q_F64
 #else
 typedef float real;
-#define NAME(x) qkv__reference_##x##_f32
-#define FMA qkv__fma32
+#define NAME(x)  qkv__reference_##x##_f32
+#define FMA      qkv__fma32
 #define REAL_MAX FLT_MAX
-#define EXP2 QKV_EXP2_F32
+#define EXP2     QKV_EXP2_F32
 #define EXP2_MIN QKV_EXP2_MIN_F32
 #define TANH_MAX QKV_TANH_MAX_F32
-#define TANH_N QKV_TANH_N_F32
-#define TANH_Q QKV_TANH_Q_F32
+#define TANH_N   QKV_TANH_N_F32
+#define TANH_Q   QKV_TANH_Q_F32
 #endif
 
 enum { LEVELS = 32 };
@@ -298,8 +298,10 @@ static void store_lse(const row *r, double value) {
   const qkv_tensor *t = &r->p->p.lse;
   if (!t->data) return;
   char *at = qkv__at(t, qkv__dtype_bytes(t->dtype), r->e->batch_q, r->h, r->e->row0_q + r->i, 0);
-  if (t->dtype == QKV_F64) *(double *)(void *)at = value;
-  else *(float *)(void *)at = (float)value;
+  if (t->dtype == QKV_F64)
+    *(double *)(void *)at = value;
+  else
+    *(float *)(void *)at = (float)value;
 }
 static real *out_at(const row *r, int64_t x) {
   return (real *)(void *)qkv__at(&r->p->p.out, sizeof(real), r->e->batch_q, r->h, r->e->row0_q + r->i, x);
@@ -319,7 +321,9 @@ static void sink(const row *r, node *n) {
   n->m = M;
 }
 
-static double lse_of(const node *n) { return n->l == 0 ? (double)NEG_INF : ((double)n->m + qkv__log2_64((double)n->l)) * QKV_LN2; }
+static double lse_of(const node *n) {
+  return n->l == 0 ? (double)NEG_INF : ((double)n->m + qkv__log2_64((double)n->l)) * QKV_LN2;
+}
 
 static void finish(const row *r, node *n) {
   sink(r, n);
@@ -366,7 +370,8 @@ static void standard(const row *r, node *n, real *s) {
 /* ---- What the library calls ---- */
 
 size_t NAME(work)(const qkv__problem *p) {
-  return ((size_t)(LEVELS + 2) * (size_t)p->p.head_dim_v + (size_t)(p->p.algorithm == QKV_STANDARD ? p->max_keys : 0)) * sizeof(real);
+  return ((size_t)(LEVELS + 2) * (size_t)p->p.head_dim_v + (size_t)(p->p.algorithm == QKV_STANDARD ? p->max_keys : 0)) *
+         sizeof(real);
 }
 
 void NAME(row)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, void *work) {
@@ -377,23 +382,29 @@ void NAME(row)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i,
     return;
   }
   tree_init(&t, p->p.head_dim_v, work);
-  if (p->p.algorithm == QKV_STANDARD) standard(&r, &t.carry, (real *)work + (LEVELS + 2) * p->p.head_dim_v);
-  else splits(&r, 0, INT64_MAX, &t);
+  if (p->p.algorithm == QKV_STANDARD)
+    standard(&r, &t.carry, (real *)work + (LEVELS + 2) * p->p.head_dim_v);
+  else
+    splits(&r, 0, INT64_MAX, &t);
   finish(&r, &t.carry);
 }
 
-void NAME(node)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, qkv_node at, void *O, void *m, void *l, void *work) {
+void NAME(node)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, qkv_node at, void *O, void *m, void *l,
+                void *work) {
   const row r = make_row(p, e, h, i);
   tree t;
   tree_init(&t, p->p.head_dim_v, work);
-  if (i < e->nq) splits(&r, at.index << at.level, (at.index + 1) << at.level, &t);
-  else tree_root(&t);
+  if (i < e->nq)
+    splits(&r, at.index << at.level, (at.index + 1) << at.level, &t);
+  else
+    tree_root(&t);
   for (int64_t x = 0; x < p->p.head_dim_v; x++) ((real *)O)[x] = t.carry.O[x] + 0;
   *(real *)m = t.carry.m + 0;
   *(real *)l = t.carry.l;
 }
 
-void NAME(finish)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, const qkv_state *s, int64_t index, void *work) {
+void NAME(finish)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, const qkv_state *s, int64_t index,
+                  void *work) {
   const row r = make_row(p, e, h, i);
   const int64_t dv = p->p.head_dim_v;
   tree t;
@@ -414,8 +425,8 @@ void NAME(finish)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t
   finish(&r, &t.carry);
 }
 
-void NAME(scores)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, int32_t stage, void *to, int64_t stride, int wide,
-                  void *work) {
+void NAME(scores)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, int32_t stage, void *to, int64_t stride,
+                  int wide, void *work) {
   const row r = make_row(p, e, h, i);
   real L2 = 0;
   if (stage == QKV_WEIGHTS && i < e->nq) { /* the row's lse, then P as the backward pass has it */
@@ -432,14 +443,19 @@ void NAME(scores)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t
     const int seen = i < e->nq && j >= e->b0 && j < e->b1 && visible(&r, j);
     double value;
     if (stage == QKV_WEIGHTS) {
-      if (!seen || L2 == NEG_INF) value = 0;
+      if (!seen || L2 == NEG_INF)
+        value = 0;
       else {
         const real x = score(&r, j, QKV_SCORES_BIASED) - L2;
         value = (double)exp2_c(x > 0 ? 0 : x);
       }
-    } else if (!seen) value = (double)NEG_INF;
-    else value = (double)score(&r, j, stage) * (stage == QKV_SCORES_RAW && p->p.softcap > 0 ? p->p.softcap : QKV_LN2) + 0.0;
-    if (wide) ((double *)to)[j * stride] = value;
-    else ((float *)to)[j * stride] = (float)value;
+    } else if (!seen)
+      value = (double)NEG_INF;
+    else
+      value = (double)score(&r, j, stage) * (stage == QKV_SCORES_RAW && p->p.softcap > 0 ? p->p.softcap : QKV_LN2) + 0.0;
+    if (wide)
+      ((double *)to)[j * stride] = value;
+    else
+      ((float *)to)[j * stride] = (float)value;
   }
 }

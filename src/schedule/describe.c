@@ -129,7 +129,8 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
     qkv__entry_of(&p, b, &e);
     if (by_head)
       for (int64_t h = 0; h < p.p.num_heads; h++) count_head(&p, &e, h, 1, &n);
-    else if (p.p.num_heads) count_head(&p, &e, 0, (double)p.p.num_heads, &n);
+    else if (p.p.num_heads)
+      count_head(&p, &e, 0, (double)p.p.num_heads, &n);
   }
 
   /* the tasks in their order, each to the worker that is free first */

@@ -5,8 +5,8 @@
 enum {
   PANEL_MEMORY = 384 << 10, /* of the panels that share one pass over K and V: they stay in the second-level cache */
   MAX_PANELS = 16,
-  ENOUGH_TASKS = 16,        /* fewer are divided further: by smaller ranges of rows, */
-  FEW_TASKS = 8             /* and below this, by keys */
+  ENOUGH_TASKS = 16, /* fewer are divided further: by smaller ranges of rows, */
+  FEW_TASKS = 8      /* and below this, by keys */
 };
 
 void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last) {
@@ -38,7 +38,9 @@ int64_t qkv__count_tasks(const qkv__engine *g, int64_t task_rows) {
 }
 
 /* With level l, the key tasks of splits [first, last). */
-static int64_t nodes_at(int64_t first, int64_t last, int level) { return last > first ? ((last - 1) >> level) - (first >> level) + 1 : 0; }
+static int64_t nodes_at(int64_t first, int64_t last, int level) {
+  return last > first ? ((last - 1) >> level) - (first >> level) + 1 : 0;
+}
 
 void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) {
   const qkv_problem *p = &g->p->p;
@@ -63,14 +65,17 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
   const int forced = (g->flags & QKV_FORCE_SPLIT) != 0;
   if (s->row_tasks > 0 && (forced || (s->row_tasks < FEW_TASKS && g->p->rows <= s->row_tasks * g->w))) {
     int level = 0; /* the highest with enough tasks */
-    while (!forced && nodes_at(first, last, level + 1) > 1 && s->row_tasks * nodes_at(first, last, level + 1) >= ENOUGH_TASKS) level++;
+    while (!forced && nodes_at(first, last, level + 1) > 1 &&
+           s->row_tasks * nodes_at(first, last, level + 1) >= ENOUGH_TASKS)
+      level++;
     s->level = level;
     s->first_node = first >> level;
     s->nodes = nodes_at(first, last, level);
   }
   /* room for what this problem or a smaller one divides into: with r row tasks, at most 2 * 16 / r + 3 nodes */
   s->max_nodes = QKV_MAX(s->nodes, QKV_MIN(last - first, 2 * ENOUGH_TASKS + 3));
-  s->node_rows = QKV_MAX(s->nodes * g->p->rows, QKV_MIN((last - first) * g->p->rows, (2 * ENOUGH_TASKS + 3 * FEW_TASKS) * g->w));
+  s->node_rows = QKV_MAX(s->nodes > 1 ? s->nodes * g->p->rows : 0,
+                         QKV_MIN((last - first) * g->p->rows, (2 * ENOUGH_TASKS + 3 * FEW_TASKS) * g->w));
   s->tasks = s->row_tasks * s->nodes;
 }
 

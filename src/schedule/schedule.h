@@ -1,29 +1,30 @@
-/* Which tasks a call is divided into: from the problem alone, never from the number of workers. A task is a range of rows of one
- * (entry, kv head) and one node of the key tree: all keys, or with few rows one of `nodes` neighbouring nodes of a level. */
+/* Which tasks a call is divided into: from the problem alone, never from the number of workers. A task is a range of rows
+ * of one (entry, kv head) and one node of the key tree: all keys, or with few rows one of `nodes` neighbouring nodes of a
+ * level. */
 #ifndef QKV_SCHEDULE_SCHEDULE_H
 #define QKV_SCHEDULE_SCHEDULE_H
 
 #include "attention/panel.h"
 
 typedef struct qkv__schedule {
-  int64_t task_rows;    /* rows of a task, a multiple of the panel's width */
-  int64_t panels;       /* panels of a task */
-  int64_t row_tasks;    /* tasks over rows */
-  int64_t nodes;        /* tasks over keys; 1: every task sees all keys */
-  int level;            /* of these nodes */
-  int64_t first_node;   /* index of the first */
-  int64_t tasks;        /* row_tasks * nodes */
-  int64_t spares;       /* tree nodes of a panel */
-  int64_t max_nodes;    /* scratch has room for so many nodes, */
-  int64_t node_rows;    /* and so many rows of all nodes together */
+  int64_t task_rows;  /* rows of a task, a multiple of the panel's width */
+  int64_t panels;     /* panels of a task */
+  int64_t row_tasks;  /* tasks over rows */
+  int64_t nodes;      /* tasks over keys; 1: every task sees all keys */
+  int level;          /* of these nodes */
+  int64_t first_node; /* index of the first */
+  int64_t tasks;      /* row_tasks * nodes */
+  int64_t spares;     /* tree nodes of a panel */
+  int64_t max_nodes;  /* scratch has room for so many nodes, */
+  int64_t node_rows;  /* and so many rows of all nodes together */
 } qkv__schedule;
 
 typedef struct qkv__task {
   qkv__entry e;
   int64_t kv_head;
-  int64_t f0, f1;       /* rows of the group; f0 == f1: only dead rows */
-  int first;            /* the first task of its (entry, kv head): it also stores the dead rows */
-  int64_t node;         /* 0 <= node < nodes */
+  int64_t f0, f1; /* rows of the group; f0 == f1: only dead rows */
+  int first;      /* the first task of its (entry, kv head): it also stores the dead rows */
+  int64_t node;   /* 0 <= node < nodes */
 } qkv__task;
 
 /* Splits [first, last) that hold keys of any entry. */

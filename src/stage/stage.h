@@ -1,5 +1,5 @@
-/* Loaders and storers: any dtype and strides <-> contiguous rows of the arithmetic's type. A dtype is one row of the table in
- * stage.c. */
+/* Loaders and storers: any dtype and strides <-> contiguous rows of the arithmetic's type. A dtype is one row of the
+ * table in stage.c. */
 #ifndef QKV_STAGE_STAGE_H
 #define QKV_STAGE_STAGE_H
 
