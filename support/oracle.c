@@ -12,8 +12,8 @@
 struct oracle {
   const qkv_problem *p;
   int32_t arithmetic;
-  int64_t dv, capacity, keys;   /* keys of the entry at hand */
-  int64_t entry, kv_head;       /* whose panel is loaded; -1: none */
+  int64_t dv, capacity, keys; /* keys of the entry at hand */
+  int64_t entry, kv_head;     /* whose panel is loaded; -1: none */
   double unit, step, largest, flush, exp_ulp, tanh_ulp;
   void *memory;
   void *k, *v, *q, *s, *eta, *w, *e, *mean, *size, *error, *most, *least, *peak;
@@ -28,19 +28,23 @@ struct oracle {
 /* ---- Positions and visibility ------------------------------------------------------------------------------------------- */
 
 static int64_t first_key(const qkv_problem *p, int64_t b) { return p->kv_begin != NULL ? p->kv_begin[b] : 0; }
-static int64_t end_key(const qkv_problem *p, int64_t b) { return p->kv_length != NULL ? p->kv_length[b] : problem_keys(p, b); }
+static int64_t end_key(const qkv_problem *p, int64_t b) {
+  return p->kv_length != NULL ? p->kv_length[b] : problem_keys(p, b);
+}
 static int64_t first_position(const qkv_problem *p, int64_t b) { return p->kv_position != NULL ? p->kv_position[b] : 0; }
 static int64_t query_count(const qkv_problem *p, int64_t b) {
   return p->q_length != NULL ? p->q_length[b] : problem_rows(p, b);
 }
 
-int64_t oracle_key_position(const qkv_problem *p, int64_t b, int64_t j) { return first_position(p, b) + j - first_key(p, b); }
+int64_t oracle_key_position(const qkv_problem *p, int64_t b, int64_t j) {
+  return first_position(p, b) + j - first_key(p, b);
+}
 
 int64_t oracle_query_position(const qkv_problem *p, int64_t b, int64_t i, int32_t align) {
   switch (align) {
-    case QKV_ALIGN_START: return i + first_position(p, b) - first_key(p, b);
-    case QKV_ALIGN_EXPLICIT: return i + (p->q_position != NULL ? p->q_position[b] : 0);
-    default: return i + first_position(p, b) + (end_key(p, b) - first_key(p, b)) - query_count(p, b);
+  case QKV_ALIGN_START: return i + first_position(p, b) - first_key(p, b);
+  case QKV_ALIGN_EXPLICIT: return i + (p->q_position != NULL ? p->q_position[b] : 0);
+  default: return i + first_position(p, b) + (end_key(p, b) - first_key(p, b)) - query_count(p, b);
   }
 }
 
@@ -52,34 +56,34 @@ static int32_t document_id(const qkv_tensor *t, int64_t b, int64_t at, int axis)
 static bool term_sees(const qkv_problem *p, const qkv_mask *m, int64_t b, int64_t h, int64_t i, int64_t j) {
   int64_t query = oracle_query_position(p, b, i, p->align), key = oracle_key_position(p, b, j);
   switch (m->kind) {
-    case QKV_MASK_CAUSAL: return key <= (m->a == QKV_ALIGN_START ? oracle_query_position(p, b, i, QKV_ALIGN_START) : query);
-    case QKV_MASK_WINDOW: return (m->a < 0 || query - key <= m->a) && (m->b < 0 || key - query <= m->b);
-    case QKV_MASK_PREFIX: return key < m->a;
-    case QKV_MASK_DOCUMENT: {
-      int32_t id = document_id(&m->t, b, j, 3);
-      if (m->u.data != NULL) {
-        return document_id(&m->u, b, i, 2) == id;
-      }
-      int64_t own = query - first_position(p, b) + first_key(p, b); /* the key at the query's position */
-      return own >= first_key(p, b) && own < end_key(p, b) && document_id(&m->t, b, own, 3) == id;
+  case QKV_MASK_CAUSAL: return key <= (m->a == QKV_ALIGN_START ? oracle_query_position(p, b, i, QKV_ALIGN_START) : query);
+  case QKV_MASK_WINDOW: return (m->a < 0 || query - key <= m->a) && (m->b < 0 || key - query <= m->b);
+  case QKV_MASK_PREFIX: return key < m->a;
+  case QKV_MASK_DOCUMENT: {
+    int32_t id = document_id(&m->t, b, j, 3);
+    if (m->u.data != NULL) {
+      return document_id(&m->u, b, i, 2) == id;
     }
-    case QKV_MASK_DENSE: {
-      if (j < m->a) {
-        return true;
-      }
-      const int64_t at[4] = {b, h, i, j - m->a};
-      int64_t offset = 0;
-      for (int axis = 0; axis < 4; axis++) {
-        offset += at[axis] != 0 ? at[axis] * m->t.stride[axis] : 0;
-      }
-      return ((const uint8_t *)m->t.data)[offset] != 0;
+    int64_t own = query - first_position(p, b) + first_key(p, b); /* the key at the query's position */
+    return own >= first_key(p, b) && own < end_key(p, b) && document_id(&m->t, b, own, 3) == id;
+  }
+  case QKV_MASK_DENSE: {
+    if (j < m->a) {
+      return true;
     }
-    default: {
-      uint64_t bits[64] = {0};
-      const qkv_tile tile = {b, h, i, 1, j, 1, query, key};
-      int32_t answer = m->fn(m->user, &tile, bits);
-      return answer == QKV_TILE_ALL || (answer == QKV_TILE_SOME && (bits[0] & 1) != 0);
+    const int64_t at[4] = {b, h, i, j - m->a};
+    int64_t offset = 0;
+    for (int axis = 0; axis < 4; axis++) {
+      offset += at[axis] != 0 ? at[axis] * m->t.stride[axis] : 0;
     }
+    return ((const uint8_t *)m->t.data)[offset] != 0;
+  }
+  default: {
+    uint64_t bits[64] = {0};
+    const qkv_tile tile = {b, h, i, 1, j, 1, query, key};
+    int32_t answer = m->fn(m->user, &tile, bits);
+    return answer == QKV_TILE_ALL || (answer == QKV_TILE_SOME && (bits[0] & 1) != 0);
+  }
   }
 }
 
@@ -106,13 +110,13 @@ static int64_t per_head_offset(const qkv_problem *p, const qkv_tensor *t, int64_
 
 /* ---- Rows in two precisions ---------------------------------------------------------------------------------------------- */
 
-#define REAL double
+#define REAL      double
 #define ROW(name) double_##name
-#define EXP exp
-#define LOG log
-#define TANH tanh
-#define FABS fabs
-#define SQRT sqrt
+#define EXP       exp
+#define LOG       log
+#define TANH      tanh
+#define FABS      fabs
+#define SQRT      sqrt
 #include "oracle_row.inc"
 #undef REAL
 #undef ROW
@@ -122,13 +126,13 @@ static int64_t per_head_offset(const qkv_problem *p, const qkv_tensor *t, int64_
 #undef FABS
 #undef SQRT
 
-#define REAL long double
+#define REAL      long double
 #define ROW(name) long_##name
-#define EXP expl
-#define LOG logl
-#define TANH tanhl
-#define FABS fabsl
-#define SQRT sqrtl
+#define EXP       expl
+#define LOG       logl
+#define TANH      tanhl
+#define FABS      fabsl
+#define SQRT      sqrtl
 #include "oracle_row.inc"
 
 oracle *oracle_new(const qkv_problem *p) {
@@ -157,8 +161,9 @@ oracle *oracle_new(const qkv_problem *p) {
   const struct {
     void **to;
     size_t count;
-  } parts[] = {{&o->k, keys * d}, {&o->v, keys * dv}, {&o->q, d},      {&o->s, keys},   {&o->eta, keys},  {&o->w, keys},  {&o->e, keys},
-               {&o->mean, dv},    {&o->size, dv},     {&o->error, dv}, {&o->most, dv}, {&o->least, dv}, {&o->peak, dv}};
+  } parts[] = {{&o->k, keys * d}, {&o->v, keys * dv}, {&o->q, d},     {&o->s, keys},  {&o->eta, keys},
+               {&o->w, keys},     {&o->e, keys},      {&o->mean, dv}, {&o->size, dv}, {&o->error, dv},
+               {&o->most, dv},    {&o->least, dv},    {&o->peak, dv}};
   size_t total = 0;
   for (size_t n = 0; n < sizeof parts / sizeof parts[0]; n++) {
     total += parts[n].count * real;
@@ -216,10 +221,10 @@ void oracle_score(const oracle *o, int64_t j, oracle_value *score, oracle_value 
 bool oracle_accepts(const oracle_value *expected, double computed, double *ratio) {
   *ratio = 0;
   switch (expected->kind) {
-    case ORACLE_NAN: return isnan(computed);
-    case ORACLE_NONFINITE: return !isfinite(computed);
-    case ORACLE_ANY: return true;
-    default: break;
+  case ORACLE_NAN: return isnan(computed);
+  case ORACLE_NONFINITE: return !isfinite(computed);
+  case ORACLE_ANY: return true;
+  default: break;
   }
   if (isinf(expected->value)) {
     return computed == expected->value;

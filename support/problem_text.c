@@ -45,8 +45,8 @@ static void store_nan_f64(void *to, uint64_t choice) {
 }
 
 static const problem_dtype dtypes[] = {
-  {"f32", QKV_F32, 4, load_f32, store_f32, store_nan_f32},
-  {"f64", QKV_F64, 8, load_f64, store_f64, store_nan_f64},
+    {"f32", QKV_F32, 4, load_f32, store_f32, store_nan_f32},
+    {"f64", QKV_F64, 8, load_f64, store_f64, store_nan_f64},
 };
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
@@ -80,8 +80,8 @@ static const struct {
   const char *name;
   int least, most;
 } mask_words[PROBLEM_MASKS] = {
-  {"causal", 0, 0},    {"causal_start", 0, 0}, {"window", 2, 2}, {"prefix", 1, 1},
-  {"documents", 0, 0}, {"documents2", 0, 0},   {"dense", 0, 1},  {"tile", 0, 0},
+    {"causal", 0, 0},    {"causal_start", 0, 0}, {"window", 2, 2}, {"prefix", 1, 1},
+    {"documents", 0, 0}, {"documents2", 0, 0},   {"dense", 0, 1},  {"tile", 0, 0},
 };
 
 static bool complain(char *error, size_t bytes, const char *format, ...) {
@@ -269,12 +269,12 @@ static bool parse_word(problem_spec *s, char *word) {
   }
   int64_t ignored;
   switch (word[0]) {
-    case 'b': return parse_pair(word + 1, &s->batch, &ignored) && strchr(word, '/') == NULL;
-    case 'h': return parse_pair(word + 1, &s->num_heads, &s->num_kv_heads);
-    case 'q': return parse_pair(word + 1, &s->seqlen_q, &ignored) && strchr(word, '/') == NULL;
-    case 'k': return parse_pair(word + 1, &s->seqlen_kv, &ignored) && strchr(word, '/') == NULL;
-    case 'd': return parse_pair(word + 1, &s->head_dim, &s->head_dim_v);
-    default: return false;
+  case 'b': return parse_pair(word + 1, &s->batch, &ignored) && strchr(word, '/') == NULL;
+  case 'h': return parse_pair(word + 1, &s->num_heads, &s->num_kv_heads);
+  case 'q': return parse_pair(word + 1, &s->seqlen_q, &ignored) && strchr(word, '/') == NULL;
+  case 'k': return parse_pair(word + 1, &s->seqlen_kv, &ignored) && strchr(word, '/') == NULL;
+  case 'd': return parse_pair(word + 1, &s->head_dim, &s->head_dim_v);
+  default: return false;
   }
 }
 
@@ -286,12 +286,13 @@ bool problem_valid(const problem_spec *s, char *error, size_t bytes) {
                  {"k", s->seqlen_kv, 0}, {"d", s->head_dim, 1},  {"d/", s->head_dim_v, 1}};
   for (size_t n = 0; n < sizeof extents / sizeof extents[0]; n++) {
     if (extents[n].value < extents[n].least || extents[n].value > 1 << 30) {
-      return complain(error, bytes, "problem text: extent %s is %" PRId64 ", out of range", extents[n].name, extents[n].value);
+      return complain(error, bytes, "problem text: extent %s is %" PRId64 ", out of range", extents[n].name,
+                      extents[n].value);
     }
   }
   if (s->num_kv_heads == 0 ? s->num_heads != 0 : s->num_heads % s->num_kv_heads != 0) {
-    return complain(error, bytes, "problem text: h%" PRId64 "/%" PRId64 " is not a whole number of heads per group", s->num_heads,
-                    s->num_kv_heads);
+    return complain(error, bytes, "problem text: h%" PRId64 "/%" PRId64 " is not a whole number of heads per group",
+                    s->num_heads, s->num_kv_heads);
   }
   if (s->batch == 0 && ((s->ragged_q && s->seqlen_q != 0) || (s->ragged_kv && s->seqlen_kv != 0))) {
     return complain(error, bytes, "problem text: a ragged batch of 0 entries has no rows");
@@ -449,8 +450,8 @@ static int64_t random_length(rng *r) {
 }
 
 static int64_t random_dim(rng *r) {
-  static const int64_t dims[] = {1,  2,  3,  5,  7,  15,  16,  17,  31,  32,  33,  46,  63,  64,  65,
-                                 80, 96, 104, 127, 128, 129, 160, 192, 255, 256, 257, 320, 512};
+  static const int64_t dims[] = {1,  2,  3,  5,   7,   15,  16,  17,  31,  32,  33,  46,  63,  64,
+                                 65, 80, 96, 104, 127, 128, 129, 160, 192, 255, 256, 257, 320, 512};
   return dims[rng_chance(r, 70) ? rng_below(r, 18) : rng_below(r, sizeof dims / sizeof dims[0])];
 }
 
@@ -460,19 +461,20 @@ static problem_mask random_mask(rng *r, const problem_spec *s) {
   problem_mask m = {kinds[rng_below(r, 10)], false, 0, 0};
   int64_t n = s->seqlen_kv + 2;
   switch (m.kind) {
-    case PROBLEM_WINDOW:
-      m.a = rng_chance(r, 20) ? -1 : rng_below(r, rng_chance(r, 50) ? 10 : n);
-      m.b = rng_chance(r, 20) ? -1 : rng_chance(r, 50) ? 0 : rng_below(r, rng_chance(r, 50) ? 10 : n);
-      break;
-    case PROBLEM_PREFIX: m.a = rng_below(r, rng_chance(r, 50) ? 10 : n); break;
-    case PROBLEM_DENSE: m.a = rng_chance(r, 60) ? 0 : rng_below(r, n); break;
-    default: break;
+  case PROBLEM_WINDOW:
+    m.a = rng_chance(r, 20) ? -1 : rng_below(r, rng_chance(r, 50) ? 10 : n);
+    m.b = rng_chance(r, 20) ? -1 : rng_chance(r, 50) ? 0 : rng_below(r, rng_chance(r, 50) ? 10 : n);
+    break;
+  case PROBLEM_PREFIX: m.a = rng_below(r, rng_chance(r, 50) ? 10 : n); break;
+  case PROBLEM_DENSE: m.a = rng_chance(r, 60) ? 0 : rng_below(r, n); break;
+  default: break;
   }
   return m;
 }
 
 void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec) {
-  static const int64_t heads[][2] = {{1, 1}, {1, 1}, {2, 2}, {2, 1}, {4, 2}, {3, 1}, {6, 3}, {12, 12}, {32, 8}, {28, 4}, {8, 1}, {9, 3}};
+  static const int64_t heads[][2] = {{1, 1}, {1, 1},   {2, 2},  {2, 1},  {4, 2}, {3, 1},
+                                     {6, 3}, {12, 12}, {32, 8}, {28, 4}, {8, 1}, {9, 3}};
   rng state = {seed, index, 0}, *r = &state;
   problem_spec s = problem_spec_default();
   s.dtype = dtypes[rng_chance(r, 70) ? 0 : rng_below(r, DTYPES)].code;
@@ -491,22 +493,22 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
   }
   while (problem_cost(&s) > max_cost) {
     switch (rng_below(r, 5)) {
-      case 0: s.batch = (s.batch + 1) / 2; break;
-      case 1:
-        pair = heads[rng_below(r, 7)];
-        if (pair[0] < s.num_heads) {
-          s.num_heads = pair[0];
-          s.num_kv_heads = pair[1];
-        }
-        break;
-      case 2: s.seqlen_q = rng_chance(r, 50) ? (s.seqlen_q + 1) / 2 : rng_range(r, 1, 20); break;
-      case 3: s.seqlen_kv = rng_chance(r, 70) ? (s.seqlen_kv * 2 + 2) / 3 : random_length(r); break;
-      default:
-        if (rng_chance(r, 50)) {
-          s.head_dim = (s.head_dim + 1) / 2;
-        }
-        s.head_dim_v = (s.head_dim_v + 1) / 2;
-        break;
+    case 0: s.batch = (s.batch + 1) / 2; break;
+    case 1:
+      pair = heads[rng_below(r, 7)];
+      if (pair[0] < s.num_heads) {
+        s.num_heads = pair[0];
+        s.num_kv_heads = pair[1];
+      }
+      break;
+    case 2: s.seqlen_q = rng_chance(r, 50) ? (s.seqlen_q + 1) / 2 : rng_range(r, 1, 20); break;
+    case 3: s.seqlen_kv = rng_chance(r, 70) ? (s.seqlen_kv * 2 + 2) / 3 : random_length(r); break;
+    default:
+      if (rng_chance(r, 50)) {
+        s.head_dim = (s.head_dim + 1) / 2;
+      }
+      s.head_dim_v = (s.head_dim_v + 1) / 2;
+      break;
     }
   }
   s.algorithm = rng_chance(r, 15) ? QKV_STANDARD : QKV_FLASH;
@@ -622,9 +624,9 @@ static bool tile_sees(const problem_tile_user *u, int64_t b, int64_t h, int64_t 
   uint64_t who = (uint64_t)((b + u->batch_origin) * 64 + h + u->head_origin);
   uint64_t q = (uint64_t)(pos_q + (1 << 20)), k = (uint64_t)pos_k;
   switch (u->seed % 3) {
-    case 0: return rng_at(u->seed, who, q << 32 | k) & 1;           /* noise */
-    case 1: return (q + (k >> 3) + who) % 3 != 0;                   /* stripes */
-    default: return rng_at(u->seed, who, (q >> 6) << 32 | k >> 6) & 1; /* blocks */
+  case 0: return rng_at(u->seed, who, q << 32 | k) & 1;              /* noise */
+  case 1: return (q + (k >> 3) + who) % 3 != 0;                      /* stripes */
+  default: return rng_at(u->seed, who, (q >> 6) << 32 | k >> 6) & 1; /* blocks */
   }
 }
 
@@ -643,7 +645,18 @@ static int32_t tile_fn(void *user, const qkv_tile *t, uint64_t *bits) {
 
 /* ---- Building ---------------------------------------------------------------------------------------------------------------- */
 
-enum { STREAM_Q, STREAM_K, STREAM_V, STREAM_BIAS, STREAM_ALIBI, STREAM_SINKS, STREAM_ARRAYS, STREAM_LAYOUT, STREAM_NAN, STREAM_MASK };
+enum {
+  STREAM_Q,
+  STREAM_K,
+  STREAM_V,
+  STREAM_BIAS,
+  STREAM_ALIBI,
+  STREAM_SINKS,
+  STREAM_ARRAYS,
+  STREAM_LAYOUT,
+  STREAM_NAN,
+  STREAM_MASK
+};
 
 /* A stride that must not be read: with any use of it an address leaves every buffer. */
 #define UNUSED_STRIDE ((int64_t)0x123456789abc)
@@ -719,14 +732,14 @@ static double pick_value(const problem_spec *s, uint64_t stream, uint64_t index,
   double x = rng_normal_at(s->seed, stream, index);
   bool f64 = s->dtype == QKV_F64;
   switch (s->data) {
-    case PROBLEM_BIG: {
-      /* Scores near 1e4 and more; rows of v between 1 and 2^90. */
-      uint64_t row = rng_at(s->seed, stream + 100, (uint64_t)((at[0] * n->n[1] + at[1]) * n->n[2] + at[2]));
-      return stream == STREAM_V ? ldexp(x, (int)(row % 4) * 30) : ldexp(x, (int)(row % 6));
-    }
-    case PROBLEM_TINY: return ldexp(x, stream == STREAM_V ? (f64 ? -1060 : -140) : (f64 ? -530 : -70));
-    case PROBLEM_ONES: return stream == STREAM_V ? 1 : x;
-    default: return x;
+  case PROBLEM_BIG: {
+    /* Scores near 1e4 and more; rows of v between 1 and 2^90. */
+    uint64_t row = rng_at(s->seed, stream + 100, (uint64_t)((at[0] * n->n[1] + at[1]) * n->n[2] + at[2]));
+    return stream == STREAM_V ? ldexp(x, (int)(row % 4) * 30) : ldexp(x, (int)(row % 6));
+  }
+  case PROBLEM_TINY: return ldexp(x, stream == STREAM_V ? (f64 ? -1060 : -140) : (f64 ? -530 : -70));
+  case PROBLEM_ONES: return stream == STREAM_V ? 1 : x;
+  default: return x;
   }
 }
 
@@ -774,8 +787,9 @@ static void fill_per_head(const problem_spec *s, const qkv_tensor *t, bool slope
   for (int64_t b = 0; b < s->batch; b++) {
     for (int64_t h = 0; h < s->num_heads; h++) {
       uint64_t w = rng_at(s->seed, slopes ? STREAM_ALIBI : STREAM_SINKS, (uint64_t)(t->stride[0] != 0 ? b * 64 + h : h));
-      double x = slopes ? (1 + (double)(w & 15) / 16) * ldexp(1, -(int)(h % 8) - 1)
-                        : w % 6 == 0 ? -HUGE_VAL : 3 * rng_normal_at(w, 0, 0);
+      double x = slopes       ? (1 + (double)(w & 15) / 16) * ldexp(1, -(int)(h % 8) - 1)
+                 : w % 6 == 0 ? -HUGE_VAL
+                              : 3 * rng_normal_at(w, 0, 0);
       problem_store(t, (s->batch > 1 ? b * t->stride[0] : 0) + (s->num_heads > 1 ? h * t->stride[1] : 0), x);
     }
   }
@@ -878,62 +892,63 @@ static bool build_mask(problem_case *c, int n) {
   qkv_mask *to = &c->mask[n];
   int layout = s->layout == PROBLEM_ODD || s->layout == PROBLEM_NEG ? s->layout : PROBLEM_BHSD;
   switch (m->kind) {
-    case PROBLEM_CAUSAL: *to = qkv_causal(); break;
-    case PROBLEM_CAUSAL_START: *to = qkv_causal_start(); break;
-    case PROBLEM_WINDOW: *to = qkv_window(m->a, m->b); break;
-    case PROBLEM_PREFIX: *to = qkv_prefix(m->a); break;
-    case PROBLEM_TILE:
-      c->tile[n] = (problem_tile_user){seed, 0, 0};
-      *to = qkv_tiles(tile_fn, &c->tile[n]);
-      break;
-    case PROBLEM_DENSE: {
-      bool fixed[4] = {(seed & 3) == 0, (seed & 12) != 0, (seed & 48) == 0, false};
-      qkv_tensor t;
-      shape n4 = {{s->batch, s->num_heads, rows, keys > m->a ? keys - m->a : 0}};
-      if (!lay(c, index, &t, QKV_U8, n4, layout, fixed)) {
-        return false;
-      }
-      int64_t at[4];
-      uint64_t count = 0;
-      for (at[0] = 0; at[0] < n4.n[0]; at[0]++) {
-        for (at[1] = 0; at[1] < n4.n[1]; at[1]++) {
-          for (at[2] = 0; at[2] < n4.n[2]; at[2]++) {
-            for (at[3] = 0; at[3] < n4.n[3]; at[3]++) {
-              uint64_t w = rng_at(seed, 0, count++);
-              /* Runs of equal bytes, so that whole tiles agree now and then. */
-              bool run = (seed >> 8 & 1) && (rng_at(seed, 1, (uint64_t)(at[2] >> 6) << 20 | (uint64_t)at[3] >> 6) & 1);
-              ((uint8_t *)t.data)[plain_offset(&t, at)] = run ? 0xfe : w & 1 ? (uint8_t)(w >> 8) : 0;
-            }
+  case PROBLEM_CAUSAL: *to = qkv_causal(); break;
+  case PROBLEM_CAUSAL_START: *to = qkv_causal_start(); break;
+  case PROBLEM_WINDOW: *to = qkv_window(m->a, m->b); break;
+  case PROBLEM_PREFIX: *to = qkv_prefix(m->a); break;
+  case PROBLEM_TILE:
+    c->tile[n] = (problem_tile_user){seed, 0, 0};
+    *to = qkv_tiles(tile_fn, &c->tile[n]);
+    break;
+  case PROBLEM_DENSE: {
+    bool fixed[4] = {(seed & 3) == 0, (seed & 12) != 0, (seed & 48) == 0, false};
+    qkv_tensor t;
+    shape n4 = {{s->batch, s->num_heads, rows, keys > m->a ? keys - m->a : 0}};
+    if (!lay(c, index, &t, QKV_U8, n4, layout, fixed)) {
+      return false;
+    }
+    int64_t at[4];
+    uint64_t count = 0;
+    for (at[0] = 0; at[0] < n4.n[0]; at[0]++) {
+      for (at[1] = 0; at[1] < n4.n[1]; at[1]++) {
+        for (at[2] = 0; at[2] < n4.n[2]; at[2]++) {
+          for (at[3] = 0; at[3] < n4.n[3]; at[3]++) {
+            uint64_t w = rng_at(seed, 0, count++);
+            /* Runs of equal bytes, so that whole tiles agree now and then. */
+            bool run = (seed >> 8 & 1) && (rng_at(seed, 1, (uint64_t)(at[2] >> 6) << 20 | (uint64_t)at[3] >> 6) & 1);
+            ((uint8_t *)t.data)[plain_offset(&t, at)] = run ? 0xfe : w & 1 ? (uint8_t)(w >> 8) : 0;
           }
         }
       }
-      *to = qkv_dense(t, m->a);
-      break;
     }
-    default: { /* documents */
-      qkv_tensor t, u = qkv_strided(NULL, 0, 0, 0, 0, 0);
-      shape per_key = {{s->batch, 1, 1, keys}}, per_row = {{s->batch, 1, rows, 1}};
-      bool fixed[4] = {(seed & 7) == 0, false, false, false};
-      if (!lay(c, index, &t, QKV_I32, per_key, layout, fixed) ||
-          (m->kind == PROBLEM_DOCUMENTS2 && !lay(c, index + 1, &u, QKV_I32, per_row, layout, NULL))) {
-        return false;
-      }
-      int64_t length = 1 + (int64_t)(seed >> 16 & 127);
-      for (int64_t b = 0; b < s->batch; b++) {
-        for (int64_t j = 0; j < keys; j++) {
-          bool sorted = seed >> 8 & 1;
-          int64_t at[4] = {b, 0, 0, j};
-          ((int32_t *)t.data)[plain_offset(&t, at)] = (int32_t)(sorted ? (j + 7 * b) / length : (int64_t)(rng_at(seed, 2, (uint64_t)(j / 5)) % 3) - 1);
-        }
-        for (int64_t i = 0; i < rows && u.data != NULL; i++) {
-          int64_t at[4] = {b, 0, i, 0};
-          ((int32_t *)u.data)[plain_offset(&u, at)] = (int32_t)((int64_t)(rng_at(seed, 3, (uint64_t)(i / 7)) % 4) - 1);
-        }
-      }
-      *to = qkv_documents(t);
-      to->u = u;
-      break;
+    *to = qkv_dense(t, m->a);
+    break;
+  }
+  default: { /* documents */
+    qkv_tensor t, u = qkv_strided(NULL, 0, 0, 0, 0, 0);
+    shape per_key = {{s->batch, 1, 1, keys}}, per_row = {{s->batch, 1, rows, 1}};
+    bool fixed[4] = {(seed & 7) == 0, false, false, false};
+    if (!lay(c, index, &t, QKV_I32, per_key, layout, fixed) ||
+        (m->kind == PROBLEM_DOCUMENTS2 && !lay(c, index + 1, &u, QKV_I32, per_row, layout, NULL))) {
+      return false;
     }
+    int64_t length = 1 + (int64_t)(seed >> 16 & 127);
+    for (int64_t b = 0; b < s->batch; b++) {
+      for (int64_t j = 0; j < keys; j++) {
+        bool sorted = seed >> 8 & 1;
+        int64_t at[4] = {b, 0, 0, j};
+        ((int32_t *)t.data)[plain_offset(&t, at)] =
+            (int32_t)(sorted ? (j + 7 * b) / length : (int64_t)(rng_at(seed, 2, (uint64_t)(j / 5)) % 3) - 1);
+      }
+      for (int64_t i = 0; i < rows && u.data != NULL; i++) {
+        int64_t at[4] = {b, 0, i, 0};
+        ((int32_t *)u.data)[plain_offset(&u, at)] = (int32_t)((int64_t)(rng_at(seed, 3, (uint64_t)(i / 7)) % 4) - 1);
+      }
+    }
+    *to = qkv_documents(t);
+    to->u = u;
+    break;
+  }
   }
   if (m->join) {
     *to = qkv_or(*to);

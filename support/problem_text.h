@@ -103,12 +103,12 @@ double problem_cost(const problem_spec *spec);
 /* ---- A problem with its memory ---------------------------------------------------------------------------------------------- */
 
 enum {
-  PROBLEM_GUARD_END = 1,   /* each buffer ends at a page that may not be touched */
-  PROBLEM_GUARD_BEGIN = 2  /* each buffer begins after a page that may not be touched */
+  PROBLEM_GUARD_END = 1,  /* each buffer ends at a page that may not be touched */
+  PROBLEM_GUARD_BEGIN = 2 /* each buffer begins after a page that may not be touched */
 };
 
 typedef struct problem_buffer {
-  void *memory;      /* what was allocated, `mapped` bytes if that is not 0 */
+  void *memory; /* what was allocated, `mapped` bytes if that is not 0 */
   size_t mapped;
   unsigned char *begin;
   size_t bytes;
@@ -129,7 +129,7 @@ enum {
   PROBLEM_BUFFER_BIAS,
   PROBLEM_BUFFER_ALIBI,
   PROBLEM_BUFFER_SINKS,
-  PROBLEM_BUFFER_ARRAYS, /* five arrays of lengths, two of offsets */
+  PROBLEM_BUFFER_ARRAYS,                           /* five arrays of lengths, two of offsets */
   PROBLEM_BUFFER_MASK = PROBLEM_BUFFER_ARRAYS + 7, /* two per term */
   PROBLEM_BUFFERS = PROBLEM_BUFFER_MASK + 2 * PROBLEM_MAX_MASKS
 };

@@ -87,8 +87,9 @@ QKV_API int32_t qkv_order(void);
 
 /* ---- Tensors ------------------------------------------------------------------------------------------------------- */
 
-/* Element types. Q, K, V, out, lse, bias, slopes and sinks are F32 or F64; BF16, F16 and I8 are reserved for a later
- * version. I32 and U8 serve masks. */
+/* Element types. Arithmetic is in F64 if q, k, v and out are all F64, else in F32. Then q, k, v, out and bias may each be F32, F16
+ * or BF16: 16-bit values are widened exactly, and results rounded once, to nearest even. F32 and F64 serve lse, slopes and sinks;
+ * I32 and U8 serve masks; I8 is reserved for a later version. */
 enum { QKV_F32 = 1, QKV_F64 = 2, QKV_BF16 = 3, QKV_F16 = 4, QKV_I8 = 5, QKV_I32 = 6, QKV_U8 = 7 };
 
 /* Up to four axes: batch, head, row (position), column (feature, or key). `data` points at element (0,0,0,0). */
@@ -171,7 +172,7 @@ typedef struct qkv_problem {
   qkv_tensor q;   /* (batch, num_heads, seqlen_q, head_dim) */
   qkv_tensor k;   /* (batch, num_kv_heads, seqlen_kv, head_dim) */
   qkv_tensor v;   /* (batch, num_kv_heads, seqlen_kv, head_dim_v) */
-  qkv_tensor out; /* (batch, num_heads, seqlen_q, head_dim_v); all four F64, or none of them */
+  qkv_tensor out; /* (batch, num_heads, seqlen_q, head_dim_v); all four F64, or none */
   qkv_tensor lse; /* (batch, num_heads, seqlen_q), stride[0..2]; natural log-sum-exp, sink included, -inf for a
                      row that sees nothing. F32, or F64 if q is. data NULL: not wanted */
 

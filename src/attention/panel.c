@@ -65,11 +65,11 @@ void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head,
   for (int i = 0; i < panel->segments; i++) {
     const qkv__segment *t = &panel->segment[i];
     const void *from = qkv__at(&p->q, qkv__dtype_bytes(p->q.dtype), e->batch_q, t->head, e->row0_q + t->row, 0);
-    if (panel->segments == 1 && qkv__stage_direct(&p->q, g->p->f64)) {
+    if (panel->segments == 1 && qkv__stage_direct(g->k, &p->q)) {
       rows = from;
       ld = p->q.stride[2];
     } else
-      qkv__stage_load((char *)s->rows + (size_t)(t->lane * p->head_dim) * size, p->head_dim, g->p->f64, &p->q, from, t->rows,
+      qkv__stage_load(g->k, (char *)s->rows + (size_t)(t->lane * p->head_dim) * size, p->head_dim, &p->q, from, t->rows,
                       p->head_dim);
   }
   g->k->pack(panel->Qt, rows, ld, n, p->head_dim, panel->nv, g->p->c);
@@ -164,11 +164,11 @@ int qkv__panel_adjust(const qkv__engine *g, const qkv__entry *e, const qkv__pane
     for (int i = 0; i < panel->segments; i++) {
       const qkv__segment *t = &panel->segment[i];
       const void *from = qkv__at(&p->bias, qkv__dtype_bytes(p->bias.dtype), e->b, t->head, t->row, key);
-      if (panel->segments == 1 && qkv__stage_direct(&p->bias, g->p->f64)) {
+      if (panel->segments == 1 && qkv__stage_direct(g->k, &p->bias)) {
         rows = from;
         ld = p->bias.stride[2];
       } else
-        qkv__stage_load((char *)s->bias_rows + (size_t)(t->lane * QKV_BLOCK) * real_bytes(g), QKV_BLOCK, g->p->f64, &p->bias,
+        qkv__stage_load(g->k, (char *)s->bias_rows + (size_t)(t->lane * QKV_BLOCK) * real_bytes(g), QKV_BLOCK, &p->bias,
                         from, t->rows, keys);
     }
     g->k->pack(s->bias, rows, ld, panel->lanes, keys, panel->nv, 1);
@@ -196,7 +196,7 @@ void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__pan
                        qkv__stage *s) {
   const qkv_problem *p = &g->p->p;
   g->k->finish(n->O, n->m, n->l, panel->sink2, p->head_dim_v, panel->nv);
-  const int direct = panel->segments == 1 && qkv__stage_direct(&p->out, g->p->f64);
+  const int direct = panel->segments == 1 && qkv__stage_direct(g->k, &p->out);
   if (!direct) g->k->unpack(s->rows, p->head_dim_v, n->O, panel->lanes, p->head_dim_v, panel->nv);
   for (int i = 0; i < panel->segments; i++) {
     const qkv__segment *t = &panel->segment[i];
@@ -204,8 +204,8 @@ void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__pan
     if (direct)
       g->k->unpack(to, p->out.stride[2], n->O, panel->lanes, p->head_dim_v, panel->nv);
     else
-      qkv__stage_store(&p->out, to, (char *)s->rows + (size_t)(t->lane * p->head_dim_v) * real_bytes(g), p->head_dim_v,
-                       g->p->f64, t->rows, p->head_dim_v);
+      qkv__stage_store(g->k, &p->out, to, (char *)s->rows + (size_t)(t->lane * p->head_dim_v) * real_bytes(g), p->head_dim_v,
+                       t->rows, p->head_dim_v);
     if (p->lse.data)
       for (int r = 0; r < t->rows; r++) {
         const double m = get(g, n->m, t->lane + r), l = get(g, n->l, t->lane + r);
@@ -286,18 +286,18 @@ int64_t qkv__block_keys(const qkv__engine *g, const qkv__entry *e, int64_t kv_he
                         const void **rows) {
   const qkv_tensor *t = &g->p->p.k;
   const void *from = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_kv, kv_head, e->row0_kv + key, 0);
-  if (qkv__stage_direct(t, g->p->f64) && !(g->flags & QKV_FORCE_STAGE)) {
+  if (qkv__stage_direct(g->k, t) && !(g->flags & QKV_FORCE_STAGE)) {
     *rows = from;
     return t->stride[2];
   }
-  qkv__stage_load(memory, g->p->p.head_dim, g->p->f64, t, from, keys, g->p->p.head_dim);
+  qkv__stage_load(g->k, memory, g->p->p.head_dim, t, from, keys, g->p->p.head_dim);
   *rows = memory;
   return g->p->p.head_dim;
 }
 
-enum { STRIP = 8 };
+enum { STRIP = 8, PAD = 16 };
 
-int64_t qkv__packed_values(int64_t head_dim_v) { return (head_dim_v + STRIP - 1) / STRIP * STRIP * QKV_BLOCK; }
+int64_t qkv__packed_values(int64_t head_dim_v) { return ((head_dim_v + STRIP - 1) / STRIP * STRIP + PAD) * QKV_BLOCK; }
 
 void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t panels,
                        void *memory, qkv__values *v) {
@@ -305,7 +305,7 @@ void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_hea
   const size_t size = qkv__dtype_bytes(t->dtype);
   const int64_t dv = g->p->p.head_dim_v;
   const char *from = qkv__at(t, size, e->batch_kv, kv_head, e->row0_kv + key, 0);
-  const int direct = qkv__stage_direct(t, g->p->f64);
+  const int direct = qkv__stage_direct(g->k, t);
   /* a pitch of 512 bytes puts the 64 lines of a tile into 8 sets of the first cache, a multiple of it into fewer */
   if (direct && !(panels >= 4 && t->stride[2] * (int64_t)size % 512 == 0) && !(g->flags & QKV_FORCE_STAGE)) {
     v->rows = from;
@@ -314,15 +314,16 @@ void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_hea
     return;
   }
   v->rows = memory;
-  v->ld = STRIP;
-  v->strip = STRIP * QKV_BLOCK;
   if (direct) {
+    v->ld = STRIP;
+    v->strip = STRIP * QKV_BLOCK;
     g->k->strips(memory, from, t->stride[2], keys, dv);
     return;
   }
-  for (int64_t x = 0; x < dv; x += STRIP)
-    qkv__stage_load((char *)memory + (size_t)(x * QKV_BLOCK) * real_bytes(g), STRIP, g->p->f64, t,
-                    from + x * t->stride[3] * (int64_t)size, keys, QKV_MIN(STRIP, dv - x));
+  v->ld = (dv + STRIP - 1) / STRIP * STRIP;
+  if (v->ld * g->k->real_bytes % 512 == 0) v->ld += PAD;
+  v->strip = STRIP;
+  qkv__stage_load(g->k, memory, v->ld, t, from, keys, dv);
 }
 
 int qkv__values_finite(const qkv__engine *g, const qkv__values *v, int keys) {

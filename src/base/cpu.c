@@ -10,8 +10,8 @@ static uint32_t find(void) {
   if (!__get_cpuid(0, &a, &b, &c, &d)) return found;
   if (b == 0x68747541) found |= QKV__CPU_ADD_PIPES; /* "Auth", of AuthenticAMD */
   if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
-  const unsigned fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1;
-  if (!osxsave || !avx || !fma) return found;
+  const unsigned fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
+  if (!osxsave || !avx || !fma || !f16c) return found;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   if ((low & 6) != 6) return found; /* the system saves xmm and ymm */
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;

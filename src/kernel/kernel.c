@@ -2,6 +2,7 @@
  * f64. */
 #include "kernel/kernel.h"
 
+#include "base/half.h"
 #include "base/order1.h"
 #include "base/port.h"
 

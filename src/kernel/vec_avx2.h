@@ -1,4 +1,4 @@
-/* Verbs over 256-bit vectors: AVX2 and FMA. */
+/* Verbs over 256-bit vectors: AVX2, FMA and F16C. */
 #include <immintrin.h>
 
 #ifdef QKV__F64
@@ -56,6 +56,12 @@ V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
 #endif
   return OP(and)(y, CMP(x, v_set1(min), _CMP_NLT_UQ));
 }
+#ifndef QKV__F64
+V vf v_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)); }
+V vf v_load_bf16(const uint16_t *p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+#endif
 #define v_pin(x) __asm__("" : "+x"(x))
 
 V void v_transpose(vf r[VL]) {

@@ -40,6 +40,12 @@ V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
   (void)t;
   return OP(maskz_scalef)(CMP_MASK(x, v_set1(min), _CMP_NLT_UQ), p, n);
 }
+#ifndef QKV__F64
+V vf v_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
+V vf v_load_bf16(const uint16_t *p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16));
+}
+#endif
 #define v_pin(x) __asm__("" : "+v"(x))
 
 V void v_transpose(vf r[VL]) {

@@ -57,6 +57,10 @@ V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
 #endif
   return v_select(OP(vclt)(x, v_set1(min)), v_zero(), v_mul(p, two_n));
 }
+#ifndef QKV__F64
+V vf v_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+V vf v_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+#endif
 #define v_pin(x) __asm__("" : "+w"(x))
 
 V void v_transpose(vf r[VL]) {

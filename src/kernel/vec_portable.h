@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/fma.h"
+#include "base/half.h"
 
 #define VL   4
 #define NR   2
@@ -40,6 +41,10 @@ MAP(v_mul, (vf a, vf b), a.x[i] * b.x[i])
 MAP(v_div, (vf a, vf b), a.x[i] / b.x[i])
 MAP(v_fold, (vf s, vf m), s.x[i] > m.x[i] ? s.x[i] : m.x[i])
 MAP(v_select, (vm m, vf a, vf b), m.x[i] ? a.x[i] : b.x[i])
+#ifndef QKV__F64
+MAP(v_load_f16, (const uint16_t *p), qkv__widen_f16(p[i]))
+MAP(v_load_bf16, (const uint16_t *p), qkv__widen_bf16(p[i]))
+#endif
 #undef MAP
 #define MAP(name, parameters, expression)      \
   V vm name parameters {                       \

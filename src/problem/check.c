@@ -77,13 +77,20 @@ qkv_status qkv__check_context(const qkv_context *in, qkv_context *out, char *tex
 
 /* ---- Tensors ---- */
 
-enum { F32_BIT = 1 << QKV_F32, F64_BIT = 1 << QKV_F64, I32_BIT = 1 << QKV_I32, U8_BIT = 1 << QKV_U8 };
+enum {
+  F32_BIT = 1 << QKV_F32,
+  F64_BIT = 1 << QKV_F64,
+  I32_BIT = 1 << QKV_I32,
+  U8_BIT = 1 << QKV_U8,
+  HALF_BITS = 1 << QKV_F16 | 1 << QKV_BF16
+};
 
 static const char *types_text(int set) {
   switch (set) {
   case F32_BIT: return "f32";
   case F64_BIT: return "f64";
   case F32_BIT | F64_BIT: return "f32 or f64";
+  case F32_BIT | HALF_BITS: return "f32, f16 or bf16";
   case I32_BIT: return "i32";
   default: return "u8";
   }
@@ -123,7 +130,7 @@ static qkv_status check_tensor(const report *r, const char *name, const qkv_tens
   if (!qkv__dtype_bytes(t->dtype))
     return fail(r, QKV_BAD_DTYPE, "%s.dtype %" PRId32 " is not an element type", name, t->dtype);
   if (!(types >> t->dtype & 1)) {
-    if (t->dtype == QKV_BF16 || t->dtype == QKV_F16 || t->dtype == QKV_I8)
+    if (t->dtype == QKV_I8)
       return fail(r, QKV_UNSUPPORTED, "%s.dtype %s is not supported by this version", name, qkv__dtype_name(t->dtype));
     return fail(r, QKV_BAD_DTYPE, "%s.dtype is %s, but %s is needed here", name, qkv__dtype_name(t->dtype),
                 types_text(types));
@@ -355,7 +362,7 @@ static void list_inputs(const qkv__problem *q, named *to) {
 static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
   const qkv_problem *p = &q->p;
   const int64_t bq = p->cu_seqlens_q ? 1 : p->batch;
-  const int main_type = q->f64 ? F64_BIT : F32_BIT;
+  const int main_type = q->f64 ? F64_BIT : F32_BIT, data_types = q->f64 ? F64_BIT : F32_BIT | HALF_BITS;
   const named out = {"out", &p->out, {{bq, p->num_heads, p->seqlen_q, p->head_dim_v}}};
   const named lse = {"lse", &p->lse, {{bq, p->num_heads, p->seqlen_q, 1}}};
   named in[INPUTS];
@@ -364,13 +371,11 @@ static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
     const int needed = i < 2 ? uses & QKV__USES_QK : i == 2 ? uses & QKV__USES_V : 0;
     if (!needed && !in[i].t->data) continue;
     TRY(check_tensor(r, in[i].name, in[i].t, &in[i].e,
-                     i < 3    ? main_type
-                     : i == 3 ? main_type | F32_BIT
-                              : F32_BIT | F64_BIT,
+                     i < 3 ? data_types : i == 3 ? data_types | F32_BIT : F32_BIT | F64_BIT,
                      0));
   }
   if (!(uses & QKV__USES_OUT)) return QKV_OK;
-  TRY(check_tensor(r, out.name, out.t, &out.e, main_type, 1));
+  TRY(check_tensor(r, out.name, out.t, &out.e, data_types, 1));
   if (p->lse.data) TRY(check_tensor(r, lse.name, lse.t, &lse.e, main_type | F32_BIT, 1));
   TRY(check_apart(r, &out, &lse));
   for (int i = 0; i < INPUTS; i++) {

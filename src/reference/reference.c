@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fma.h"
+#include "base/half.h"
 #include "base/log2.h"
 #include "base/order1.h"
 
@@ -76,14 +77,17 @@ static row make_row(const qkv__problem *p, const qkv__entry *e, int64_t h, int64
   return r;
 }
 
+/* STORAGE: widened exactly */
 static real load(const qkv_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
-  return *(const real *)(const void *)qkv__at(t, sizeof(real), i0, i1, i2, i3);
+  const void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), i0, i1, i2, i3);
+  switch (t->dtype) {
+  case QKV_F64: return (real) * (const double *)at;
+  case QKV_F16: return qkv__widen_f16(*(const uint16_t *)at);
+  case QKV_BF16: return qkv__widen_bf16(*(const uint16_t *)at);
+  default: return *(const float *)at;
+  }
 }
-static real load_bias(const row *r, int64_t j) {
-  const qkv_tensor *t = &r->p->p.bias;
-  if (t->dtype == QKV_F64) return (real) * (const double *)(const void *)qkv__at(t, 8, r->e->b, r->h, r->i, j);
-  return *(const float *)(const void *)qkv__at(t, 4, r->e->b, r->h, r->i, j);
-}
+static real load_bias(const row *r, int64_t j) { return load(&r->p->p.bias, r->e->b, r->h, r->i, j); }
 
 static int term_visible(const row *r, const qkv_mask *m, int64_t j) {
   const qkv__entry *e = r->e;
@@ -303,11 +307,19 @@ static void store_lse(const row *r, double value) {
   else
     *(float *)(void *)at = (float)value;
 }
-static real *out_at(const row *r, int64_t x) {
-  return (real *)(void *)qkv__at(&r->p->p.out, sizeof(real), r->e->batch_q, r->h, r->e->row0_q + r->i, x);
+/* rounded once */
+static void store_out(const row *r, int64_t x, real value) {
+  const qkv_tensor *t = &r->p->p.out;
+  void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), r->e->batch_q, r->h, r->e->row0_q + r->i, x);
+  switch (t->dtype) {
+  case QKV_F64: *(double *)at = value; break;
+  case QKV_F16: *(uint16_t *)at = qkv__narrow_f16((float)value); break;
+  case QKV_BF16: *(uint16_t *)at = qkv__narrow_bf16((float)value); break;
+  default: *(float *)at = (float)value;
+  }
 }
 static void store_empty(const row *r, double lse) {
-  for (int64_t x = 0; x < r->p->p.head_dim_v; x++) *out_at(r, x) = 0;
+  for (int64_t x = 0; x < r->p->p.head_dim_v; x++) store_out(r, x, 0);
   store_lse(r, lse);
 }
 
@@ -331,7 +343,7 @@ static void finish(const row *r, node *n) {
     store_empty(r, (double)NEG_INF);
     return;
   }
-  for (int64_t x = 0; x < r->p->p.head_dim_v; x++) *out_at(r, x) = n->O[x] / n->l + 0;
+  for (int64_t x = 0; x < r->p->p.head_dim_v; x++) store_out(r, x, n->O[x] / n->l + 0);
   store_lse(r, lse_of(n) + 0.0);
 }
 

@@ -1,35 +1,40 @@
+/* Element by element: any dtype and strides <-> rows of f32 or f64. Unit strides of 16 bits take the kernels' way. */
 #include "stage/stage.h"
 
-typedef void (*load_fn)(void *to, int64_t ld, const void *from, int64_t row_stride, int64_t column_stride, int64_t rows,
-                        int64_t columns);
-typedef void (*store_fn)(void *to, int64_t row_stride, int64_t column_stride, const void *from, int64_t ld, int64_t rows,
-                         int64_t columns);
+#include "base/half.h"
 
-/* from type -> to type, element by element */
-#define LOAD(name, source, target)                                                                                  \
+typedef void (*load_fn)(void *to, int64_t ld, const void *from, int64_t rs, int64_t cs, int64_t rows, int64_t columns);
+typedef void (*store_fn)(void *to, int64_t rs, int64_t cs, const void *from, int64_t ld, int64_t rows, int64_t columns);
+
+/* source type -> target type through a conversion */
+#define LOAD(name, source, target, convert)                                                                        \
   static void name(void *to, int64_t ld, const void *from, int64_t rs, int64_t cs, int64_t rows, int64_t columns) { \
-    for (int64_t i = 0; i < rows; i++) {                                                                            \
-      target *t = (target *)to + i * ld;                                                                            \
-      const source *f = (const source *)from + i * rs;                                                              \
-      if (cs == 1)                                                                                                  \
-        for (int64_t x = 0; x < columns; x++) t[x] = (target)f[x];                                                  \
-      else                                                                                                          \
-        for (int64_t x = 0; x < columns; x++) t[x] = (target)f[x * cs];                                             \
-    }                                                                                                               \
+    for (int64_t i = 0; i < rows; i++) {                                                                           \
+      target *t = (target *)to + i * ld;                                                                           \
+      const source *f = (const source *)from + i * rs;                                                             \
+      if (cs == 1)                                                                                                 \
+        for (int64_t x = 0; x < columns; x++) t[x] = convert(f[x]);                                                \
+      else                                                                                                         \
+        for (int64_t x = 0; x < columns; x++) t[x] = convert(f[x * cs]);                                           \
+    }                                                                                                              \
   }
-#define STORE(name, source, target)                                                                                 \
+#define STORE(name, source, target, convert)                                                                        \
   static void name(void *to, int64_t rs, int64_t cs, const void *from, int64_t ld, int64_t rows, int64_t columns) { \
-    for (int64_t i = 0; i < rows; i++) {                                                                            \
-      target *t = (target *)to + i * rs;                                                                            \
-      const source *f = (const source *)from + i * ld;                                                              \
-      for (int64_t x = 0; x < columns; x++) t[x * cs] = (target)f[x];                                               \
-    }                                                                                                               \
+    for (int64_t i = 0; i < rows; i++) {                                                                           \
+      target *t = (target *)to + i * rs;                                                                           \
+      const source *f = (const source *)from + i * ld;                                                             \
+      for (int64_t x = 0; x < columns; x++) t[x * cs] = convert(f[x]);                                             \
+    }                                                                                                              \
   }
-LOAD(load_f32_f32, float, float)
-LOAD(load_f32_f64, float, double)
-LOAD(load_f64_f64, double, double)
-STORE(store_f32_f32, float, float)
-STORE(store_f64_f64, double, double)
+LOAD(load_f32_f32, float, float, )
+LOAD(load_f32_f64, float, double, )
+LOAD(load_f64_f64, double, double, )
+LOAD(load_bf16_f32, uint16_t, float, qkv__widen_bf16)
+LOAD(load_f16_f32, uint16_t, float, qkv__widen_f16)
+STORE(store_f32_f32, float, float, )
+STORE(store_f64_f64, double, double, )
+STORE(store_f32_bf16, float, uint16_t, qkv__narrow_bf16)
+STORE(store_f32_f16, float, uint16_t, qkv__narrow_f16)
 
 /* per dtype: load to f32 and to f64, store from f32 and from f64 */
 static const struct {
@@ -38,13 +43,25 @@ static const struct {
 } rows_of[] = {
     [QKV_F32] = {{load_f32_f32, load_f32_f64}, {store_f32_f32, 0}},
     [QKV_F64] = {{0, load_f64_f64}, {0, store_f64_f64}},
+    [QKV_BF16] = {{load_bf16_f32, 0}, {store_f32_bf16, 0}},
+    [QKV_F16] = {{load_f16_f32, 0}, {store_f32_f16, 0}},
 };
 
-int qkv__stage_direct(const qkv_tensor *t, int f64) { return t->dtype == (f64 ? QKV_F64 : QKV_F32) && t->stride[3] == 1; }
+static int is_f64(const qkv__kernel *k) { return k->real_bytes == 8; }
 
-void qkv__stage_load(void *to, int64_t ld, int f64, const qkv_tensor *t, const void *from, int64_t rows, int64_t columns) {
-  rows_of[t->dtype].load[f64](to, ld, from, t->stride[2], t->stride[3], rows, columns);
+int qkv__stage_direct(const qkv__kernel *k, const qkv_tensor *t) {
+  return t->dtype == (is_f64(k) ? QKV_F64 : QKV_F32) && t->stride[3] == 1;
 }
-void qkv__stage_store(const qkv_tensor *t, void *to, const void *from, int64_t ld, int f64, int64_t rows, int64_t columns) {
-  rows_of[t->dtype].store[f64](to, t->stride[2], t->stride[3], from, ld, rows, columns);
+
+void qkv__stage_load(const qkv__kernel *k, void *to, int64_t ld, const qkv_tensor *t, const void *from, int64_t rows,
+                     int64_t columns) {
+  if ((t->dtype == QKV_F16 || t->dtype == QKV_BF16) && t->stride[3] == 1)
+    k->widen(to, ld, from, t->stride[2], rows, columns, t->dtype == QKV_BF16);
+  else
+    rows_of[t->dtype].load[is_f64(k)](to, ld, from, t->stride[2], t->stride[3], rows, columns);
+}
+
+void qkv__stage_store(const qkv__kernel *k, const qkv_tensor *t, void *to, const void *from, int64_t ld, int64_t rows,
+                      int64_t columns) {
+  rows_of[t->dtype].store[is_f64(k)](to, t->stride[2], t->stride[3], from, ld, rows, columns);
 }

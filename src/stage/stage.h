@@ -5,11 +5,15 @@
 
 #include <qkv/qkv.h>
 
+#include "kernel/kernel.h"
+
 /* Rows the kernels can read in place: the arithmetic's type, and unit stride along a row. */
-int qkv__stage_direct(const qkv_tensor *t, int f64);
+int qkv__stage_direct(const qkv__kernel *k, const qkv_tensor *t);
 /* to[rows][columns] (row stride ld) of the arithmetic's type = from[rows][columns] */
-void qkv__stage_load(void *to, int64_t ld, int f64, const qkv_tensor *t, const void *from, int64_t rows, int64_t columns);
+void qkv__stage_load(const qkv__kernel *k, void *to, int64_t ld, const qkv_tensor *t, const void *from, int64_t rows,
+                     int64_t columns);
 /* The reverse. */
-void qkv__stage_store(const qkv_tensor *t, void *to, const void *from, int64_t ld, int f64, int64_t rows, int64_t columns);
+void qkv__stage_store(const qkv__kernel *k, const qkv_tensor *t, void *to, const void *from, int64_t ld, int64_t rows,
+                      int64_t columns);
 
 #endif

@@ -112,14 +112,25 @@ static void test_digests(void **state) {
   assert_true(count >= DIGESTS);
 }
 
-/* The data of a problem are part of the digest: an element of each kind, by value. */
+/* The data of a problem are part of its digest: an element of each kind, by value. */
 static void test_data_of_problems(void **state) {
   (void)state;
   problem_case c;
   test_open(&c, 0, "f64 h2 q3 k4 d5 bias alibi sinks seed:42");
   const qkv_problem *p = &c.problem;
-  print_message("q %a k %a v %a bias %a slope %a sink %a\n", problem_load(&p->q, 7), problem_load(&p->k, 8), problem_load(&p->v, 9),
-                problem_load(&p->bias, 10), problem_load(&p->alibi_slopes, 1), problem_load(&p->sinks, 1));
+  const struct {
+    const qkv_tensor *t;
+    int64_t at;
+    double value;
+  } expected[] = {{&p->q, 7, 0x1.12c32c7c2129p+1},           {&p->k, 8, -0x1.14af2e7c0b0dp+1},
+                  {&p->v, 9, 0x1.586bea83a6cp-1},            {&p->bias, 10, -0x1.69abfp+0},
+                  {&p->alibi_slopes, 1, 0x1.fp-2},           {&p->sinks, 1, 0x1.07d47ca8c42ap+2}};
+  for (size_t n = 0; n < sizeof expected / sizeof expected[0]; n++) {
+    double found = problem_load(expected[n].t, expected[n].at);
+    if (!(found >= expected[n].value && found <= expected[n].value)) {
+      fail_msg("value %d is %a, not %a", (int)n, found, expected[n].value);
+    }
+  }
   problem_free(&c);
 }
 
