@@ -84,10 +84,14 @@ static bool isa_runs(const char *isa) {
 
 int qkv_cli_check(int argc, char **argv) {
   static const struct option options[] = {
-    {"seed", required_argument, NULL, OPTION_SEED},       {"count", required_argument, NULL, OPTION_COUNT},
-    {"problem", required_argument, NULL, OPTION_PROBLEM}, {"isa", required_argument, NULL, OPTION_ISA},
-    {"time", required_argument, NULL, OPTION_TIME},       {"cost", required_argument, NULL, OPTION_COST},
-    {"json", no_argument, NULL, OPTION_JSON},             CLI_COMMON_OPTIONS,
+      {"seed", required_argument, NULL, OPTION_SEED},
+      {"count", required_argument, NULL, OPTION_COUNT},
+      {"problem", required_argument, NULL, OPTION_PROBLEM},
+      {"isa", required_argument, NULL, OPTION_ISA},
+      {"time", required_argument, NULL, OPTION_TIME},
+      {"cost", required_argument, NULL, OPTION_COST},
+      {"json", no_argument, NULL, OPTION_JSON},
+      CLI_COMMON_OPTIONS,
   };
   int64_t seed = 0, count = 300;
   double seconds = 0, cost = 2e6;
@@ -96,15 +100,15 @@ int qkv_cli_check(int argc, char **argv) {
   for (int c; (c = cli_getopt(argc, argv, options, help)) != -1;) {
     int status = CLI_OK;
     switch (c) {
-      case CLI_DONE: return CLI_OK;
-      case OPTION_SEED: status = cli_parse_int(cli_option_name(), optarg, 0, INT64_MAX, &seed); break;
-      case OPTION_COUNT: status = cli_parse_int(cli_option_name(), optarg, 0, INT64_MAX, &count); break;
-      case OPTION_TIME: status = cli_parse_real(cli_option_name(), optarg, &seconds); break;
-      case OPTION_COST: status = cli_parse_real(cli_option_name(), optarg, &cost); break;
-      case OPTION_PROBLEM: problem = optarg; break;
-      case OPTION_ISA: isa = optarg; break;
-      case OPTION_JSON: json = true; break;
-      default: return CLI_USAGE;
+    case CLI_DONE: return CLI_OK;
+    case OPTION_SEED: status = cli_parse_int(cli_option_name(), optarg, 0, INT64_MAX, &seed); break;
+    case OPTION_COUNT: status = cli_parse_int(cli_option_name(), optarg, 0, INT64_MAX, &count); break;
+    case OPTION_TIME: status = cli_parse_real(cli_option_name(), optarg, &seconds); break;
+    case OPTION_COST: status = cli_parse_real(cli_option_name(), optarg, &cost); break;
+    case OPTION_PROBLEM: problem = optarg; break;
+    case OPTION_ISA: isa = optarg; break;
+    case OPTION_JSON: json = true; break;
+    default: return CLI_USAGE;
     }
     if (status != CLI_OK) {
       return status;

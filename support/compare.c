@@ -46,7 +46,8 @@ bool compare_outputs(const qkv_problem *a, const qkv_problem *b, compare_report 
             int64_t at_a = problem_offset(a, ta, 'q', e, h, i, x), at_b = problem_offset(b, tb, 'q', e, h, i, x);
             report->values++;
             if (!compare_same_bits(ta, at_a, tb, at_b) && report->failures++ == 0) {
-              snprintf(report->text, sizeof report->text, "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: %.17g (%a) and %.17g (%a)",
+              snprintf(report->text, sizeof report->text,
+                       "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: %.17g (%a) and %.17g (%a)",
                        which == 0 ? "out" : "lse", e, h, i, x, problem_load(ta, at_a), problem_load(ta, at_a),
                        problem_load(tb, at_b), problem_load(tb, at_b));
             }
@@ -66,8 +67,8 @@ static void judge(compare_report *r, const char *name, const int64_t at[4], cons
   if (!accepted && r->failures++ == 0) {
     static const char *const kinds[] = {"", ", must not be finite", ", must be NaN", ""};
     snprintf(r->text, sizeof r->text,
-             "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: computed %.17g, expected %.17g%s, bound %.3g, ratio %.3g", name,
-             at[0], at[1], at[2], at[3], computed, expected->value, kinds[expected->kind], expected->bound, ratio);
+             "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: computed %.17g, expected %.17g%s, bound %.3g, ratio %.3g",
+             name, at[0], at[1], at[2], at[3], computed, expected->value, kinds[expected->kind], expected->bound, ratio);
   }
 }
 
@@ -92,7 +93,8 @@ bool compare_oracle(const qkv_problem *p, int64_t row_step, compare_report *repo
           double computed = problem_load(&p->out, problem_offset(p, &p->out, 'q', b, h, i, at[3]));
           judge(report, "out", at, &out[at[3]], computed);
           if (computed == 0 && signbit(computed) && report->failures++ == 0) {
-            snprintf(report->text, sizeof report->text, "out[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is -0", b, h, i, at[3]);
+            snprintf(report->text, sizeof report->text, "out[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is -0", b, h,
+                     i, at[3]);
           }
         }
         if (p->lse.data != NULL) {

@@ -10,8 +10,8 @@
 
 typedef struct compare_report {
   int64_t values, failures;
-  double worst;    /* the largest error / bound */
-  char text[256];  /* the first failure: where, computed, expected */
+  double worst;   /* the largest error / bound */
+  char text[256]; /* the first failure: where, computed, expected */
 } compare_report;
 
 /* Equal bits, or both NaN. The tensors' dtypes must be the same. */
@@ -20,7 +20,8 @@ bool compare_same_bits(const qkv_tensor *a, int64_t offset_a, const qkv_tensor *
 /* out and lse (where both have it) of two problems of the same extents; layouts may differ. */
 bool compare_outputs(const qkv_problem *a, const qkv_problem *b, compare_report *report);
 
-/* out and lse of a problem against the oracle. row_step > 1: every row_step-th row only. False also if there is no memory. */
+/* out and lse of a problem against the oracle. row_step > 1: every row_step-th row only. False
+ * also if there is no memory. */
 bool compare_oracle(const qkv_problem *p, int64_t row_step, compare_report *report);
 
 /* 64-bit FNV-1a over the values of out and lse in the order of their indices, least significant byte first whatever the host

@@ -25,7 +25,7 @@ struct oracle {
   double max, sum, low, sums;
 };
 
-/* ---- Positions and visibility ------------------------------------------------------------------------------------------- */
+/* ---- Positions and visibility -------------------------------------------------------------------------------------- */
 
 static int64_t first_key(const qkv_problem *p, int64_t b) { return p->kv_begin != NULL ? p->kv_begin[b] : 0; }
 static int64_t end_key(const qkv_problem *p, int64_t b) {
@@ -108,7 +108,7 @@ static int64_t per_head_offset(const qkv_problem *p, const qkv_tensor *t, int64_
   return problem_offset(p, t, 'h', b, h, 0, 0);
 }
 
-/* ---- Rows in two precisions ---------------------------------------------------------------------------------------------- */
+/* ---- Rows in two precisions ---------------------------------------------------------------------------------------- */
 
 #define REAL      double
 #define ROW(name) double_##name

@@ -11,14 +11,14 @@
 
 /* What a result must be. */
 enum {
-  ORACLE_VALUE,      /* within `bound` of `value` */
-  ORACLE_NONFINITE,  /* NaN or infinite: a visible value of v is */
-  ORACLE_NAN,        /* NaN: a visible score is NaN or +inf */
-  ORACLE_ANY         /* intermediate overflow, or a non-finite v with weight 0: not specified */
+  ORACLE_VALUE,     /* within `bound` of `value` */
+  ORACLE_NONFINITE, /* NaN or infinite: a visible value of v is */
+  ORACLE_NAN,       /* NaN: a visible score is NaN or +inf */
+  ORACLE_ANY        /* intermediate overflow, or a non-finite v with weight 0: not specified */
 };
 
 typedef struct oracle_value {
-  double value;  /* for f64 the rounded value; `tail` is the rest */
+  double value; /* for f64 the rounded value; `tail` is the rest */
   double tail;
   double bound;
   int kind;

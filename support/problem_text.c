@@ -17,7 +17,7 @@
 #include "oracle.h"
 #include "rng.h"
 
-/* ---- Element types -------------------------------------------------------------------------------------------------------- */
+/* ---- Element types ------------------------------------------------------------------------------------------------- */
 
 static double load_f32(const void *from) {
   float x;
@@ -67,7 +67,7 @@ const problem_dtype *problem_dtype_named(const char *name) {
   return NULL;
 }
 
-/* ---- Words ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Words --------------------------------------------------------------------------------------------------------- */
 
 static const char *const layout_names[PROBLEM_LAYOUTS] = {"bhsd", "bshd", "odd", "neg", "broadcast"};
 static const char *const data_names[PROBLEM_DATA_KINDS] = {"plain", "big", "tiny", "ones"};
@@ -329,7 +329,7 @@ bool problem_parse(const char *text, problem_spec *spec, char *error, size_t byt
   return true;
 }
 
-/* ---- Printing ------------------------------------------------------------------------------------------------------------- */
+/* ---- Printing ------------------------------------------------------------------------------------------------------ */
 
 typedef struct printer {
   char *text;
@@ -430,7 +430,7 @@ void problem_print(const problem_spec *s, char *text, size_t bytes) {
   put(&to, " seed:%" PRIu64, s->seed);
 }
 
-/* ---- Random problems ------------------------------------------------------------------------------------------------------ */
+/* ---- Random problems ----------------------------------------------------------------------------------------------- */
 
 double problem_cost(const problem_spec *s) {
   return (double)s->batch * (double)s->num_heads * (double)s->seqlen_q * (double)s->seqlen_kv *
@@ -549,7 +549,7 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
   *spec = s;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Memory -------------------------------------------------------------------------------------------------------- */
 
 bool problem_buffer_make(problem_buffer *b, size_t bytes, unsigned flags) {
   memset(b, 0, sizeof *b);
@@ -589,7 +589,7 @@ void problem_buffer_free(problem_buffer *b) {
   memset(b, 0, sizeof *b);
 }
 
-/* ---- Looking in ------------------------------------------------------------------------------------------------------------- */
+/* ---- Looking in ---------------------------------------------------------------------------------------------------- */
 
 int64_t problem_rows(const qkv_problem *p, int64_t b) {
   return p->cu_seqlens_q != NULL ? (int64_t)p->cu_seqlens_q[b + 1] - p->cu_seqlens_q[b] : p->seqlen_q;
@@ -618,7 +618,7 @@ void problem_store(const qkv_tensor *t, int64_t offset, double value) {
   d->store((char *)t->data + offset * (int64_t)d->size, value);
 }
 
-/* ---- The callback of `tile` -------------------------------------------------------------------------------------------------- */
+/* ---- The callback of `tile` ---------------------------------------------------------------------------------------- */
 
 static bool tile_sees(const problem_tile_user *u, int64_t b, int64_t h, int64_t pos_q, int64_t pos_k) {
   uint64_t who = (uint64_t)((b + u->batch_origin) * 64 + h + u->head_origin);
@@ -643,7 +643,7 @@ static int32_t tile_fn(void *user, const qkv_tile *t, uint64_t *bits) {
   return count == 0 ? QKV_TILE_NONE : count == t->rows * t->keys ? QKV_TILE_ALL : QKV_TILE_SOME;
 }
 
-/* ---- Building ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Building ------------------------------------------------------------------------------------------------------ */
 
 enum {
   STREAM_Q,
@@ -1183,7 +1183,7 @@ bool problem_gaps_intact(const problem_case *c) {
   return intact;
 }
 
-/* ---- One entry alone ------------------------------------------------------------------------------------------------------- */
+/* ---- One entry alone ----------------------------------------------------------------------------------------------- */
 
 static void advance(qkv_tensor *t, int64_t elements) {
   if (t->data != NULL) {

@@ -16,9 +16,9 @@
  *   lengths                      random q_length, kv_begin and kv_length per entry, zero and full ones among them
  *   kvpos                        random kv_position per entry
  *   ragged[:q|:kv]               random cu_seqlens: q and k count the rows of all entries together
- *   [or:]MASK                    a term; `or:` joins it with the term before. MASK is one of causal, causal_start, window:L,R
- *                                (negative: no bound), prefix:N, documents, documents2 (queries have ids of their own),
- *                                dense[:FROM], tile (a callback)
+ *   [or:]MASK                    a term; `or:` joins it with the term before. MASK is one of causal, causal_start,
+ *                                window:L,R (negative: no bound), prefix:N, documents, documents2 (queries have ids of
+ *                                their own), dense[:FROM], tile (a callback)
  *   bhsd | bshd | odd | neg | broadcast    memory layout: padded odd strides, negative strides, stride 0 (inputs)
  *   plain | big | tiny | ones    data: bell-shaped; scores up to 1e5 and v up to 1e27; subnormal; v = 1
  *   nan | visnan                 NaN and Inf in every slot that no row sees or uses | in a few slots anywhere
@@ -34,7 +34,7 @@
 
 #include "qkv/qkv.h"
 
-/* ---- Element types -------------------------------------------------------------------------------------------------------- */
+/* ---- Element types ------------------------------------------------------------------------------------------------- */
 
 typedef struct problem_dtype {
   const char *name;
@@ -49,7 +49,7 @@ typedef struct problem_dtype {
 const problem_dtype *problem_dtype_of(int32_t code);
 const problem_dtype *problem_dtype_named(const char *name);
 
-/* ---- The text, parsed ----------------------------------------------------------------------------------------------------- */
+/* ---- The text, parsed ---------------------------------------------------------------------------------------------- */
 
 enum { PROBLEM_MAX_MASKS = 8, PROBLEM_TEXT_BYTES = 512 };
 enum { PROBLEM_BHSD, PROBLEM_BSHD, PROBLEM_ODD, PROBLEM_NEG, PROBLEM_BROADCAST, PROBLEM_LAYOUTS };
@@ -100,7 +100,7 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
 /* Multiply-adds, without any mask. */
 double problem_cost(const problem_spec *spec);
 
-/* ---- A problem with its memory ---------------------------------------------------------------------------------------------- */
+/* ---- A problem with its memory ------------------------------------------------------------------------------------- */
 
 enum {
   PROBLEM_GUARD_END = 1,  /* each buffer ends at a page that may not be touched */
@@ -158,7 +158,7 @@ bool problem_gaps_intact(const problem_case *c);
 bool problem_buffer_make(problem_buffer *b, size_t bytes, unsigned flags);
 void problem_buffer_free(problem_buffer *b);
 
-/* ---- Looking into a problem ------------------------------------------------------------------------------------------------- */
+/* ---- Looking into a problem ---------------------------------------------------------------------------------------- */
 
 /* Rows of entry b: its part of a ragged batch, or the whole extent. */
 int64_t problem_rows(const qkv_problem *p, int64_t b);

@@ -45,7 +45,7 @@ int prove_isas(const char *names[PROVE_MAX_ISAS]) {
   return count;
 }
 
-/* ---- One problem ------------------------------------------------------------------------------------------------------------ */
+/* ---- One problem --------------------------------------------------------------------------------------------------- */
 
 typedef struct proof {
   problem_case c;
@@ -145,8 +145,8 @@ static bool with_executors(proof *f, const char *isa) {
 }
 
 static bool with_flags(proof *f, const char *isa) {
-  static const uint32_t flags[] = {QKV_FORCE_PARTIAL, QKV_FORCE_PARTIAL | QKV_FORCE_SELECT, QKV_FORCE_STAGE, QKV_FORCE_SPLIT,
-                                   QKV_NO_SKIP, 31};
+  static const uint32_t flags[] = {
+      QKV_FORCE_PARTIAL, QKV_FORCE_PARTIAL | QKV_FORCE_SELECT, QKV_FORCE_STAGE, QKV_FORCE_SPLIT, QKV_NO_SKIP, 31};
   for (size_t n = 0; n < sizeof flags / sizeof flags[0]; n++) {
     executor e = executor_make(EXECUTOR_SHUFFLED, 4, f->c.spec.seed);
     qkv_context context = executor_context(&e);
@@ -249,7 +249,7 @@ bool prove_problem(const problem_spec *spec, const prove_options *options, prove
   return passed;
 }
 
-/* ---- Shrinking ------------------------------------------------------------------------------------------------------------- */
+/* ---- Shrinking ----------------------------------------------------------------------------------------------------- */
 
 static void drop_mask(problem_spec *s, int n) {
   for (int k = n; k + 1 < s->mask_count; k++) {
@@ -269,31 +269,31 @@ static bool smaller(problem_spec *s, int which) {
     return true;
   }
   switch (which - 15) {
-    case 0: s->num_heads = s->num_kv_heads; return true;
-    case 1:
-      if (s->num_kv_heads > 1) {
-        s->num_heads /= s->num_kv_heads;
-        s->num_kv_heads = 1;
-      }
-      return true;
-    case 2: s->layout = PROBLEM_BHSD; return true;
-    case 3: s->data = PROBLEM_PLAIN; return true;
-    case 4: s->nan = PROBLEM_NO_NAN; return true;
-    case 5: s->bias = PROBLEM_NO_BIAS; return true;
-    case 6: s->alibi = false; return true;
-    case 7: s->sinks = false; return true;
-    case 8: s->lengths = false; return true;
-    case 9: s->kvpos = false; return true;
-    case 10: s->ragged_q = false; return true;
-    case 11: s->ragged_kv = false; return true;
-    case 12: s->lse = false; return true;
-    case 13: s->scale = 0; return true;
-    case 14: s->softcap = 0; return true;
-    case 15: s->align = QKV_ALIGN_END; return true;
-    case 16: s->algorithm = QKV_FLASH; return true;
-    case 17: s->seed = s->seed > 20 ? s->seed % 20 : s->seed; return true;
-    case 18: s->dtype = QKV_F32; return true;
-    default: break;
+  case 0: s->num_heads = s->num_kv_heads; return true;
+  case 1:
+    if (s->num_kv_heads > 1) {
+      s->num_heads /= s->num_kv_heads;
+      s->num_kv_heads = 1;
+    }
+    return true;
+  case 2: s->layout = PROBLEM_BHSD; return true;
+  case 3: s->data = PROBLEM_PLAIN; return true;
+  case 4: s->nan = PROBLEM_NO_NAN; return true;
+  case 5: s->bias = PROBLEM_NO_BIAS; return true;
+  case 6: s->alibi = false; return true;
+  case 7: s->sinks = false; return true;
+  case 8: s->lengths = false; return true;
+  case 9: s->kvpos = false; return true;
+  case 10: s->ragged_q = false; return true;
+  case 11: s->ragged_kv = false; return true;
+  case 12: s->lse = false; return true;
+  case 13: s->scale = 0; return true;
+  case 14: s->softcap = 0; return true;
+  case 15: s->align = QKV_ALIGN_END; return true;
+  case 16: s->algorithm = QKV_FLASH; return true;
+  case 17: s->seed = s->seed > 20 ? s->seed % 20 : s->seed; return true;
+  case 18: s->dtype = QKV_F32; return true;
+  default: break;
   }
   which -= 15 + 19;
   if (which < s->mask_count) {

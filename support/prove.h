@@ -1,5 +1,5 @@
-/* Everything that must hold for one problem text: the result against the oracle, and the same bits on every instruction set, with
- * any executor, thread count and forced path, and for each batch entry and key-value head alone. */
+/* Everything that must hold for one problem text: the result against the oracle, and the same bits on every instruction set,
+ * with any executor, thread count and forced path, and for each batch entry and key-value head alone. */
 #ifndef QKV_SUPPORT_PROVE_H
 #define QKV_SUPPORT_PROVE_H
 
@@ -17,12 +17,12 @@ int prove_isas(const char *names[PROVE_MAX_ISAS]);
 bool prove_fact(const char *text, const char *name, char *value, size_t bytes);
 
 enum {
-  PROVE_ISAS = 1,       /* every instruction set */
-  PROVE_EXECUTORS = 2,  /* executors and thread counts */
-  PROVE_FORCED = 4,     /* QKV_FORCE_... on every instruction set */
-  PROVE_SPLIT = 8,      /* entries and heads alone */
+  PROVE_ISAS = 1,      /* every instruction set */
+  PROVE_EXECUTORS = 2, /* executors and thread counts */
+  PROVE_FORCED = 4,    /* QKV_FORCE_... on every instruction set */
+  PROVE_SPLIT = 8,     /* entries and heads alone */
   PROVE_ORACLE = 16,
-  PROVE_GUARDS = 32,    /* guard pages around all memory */
+  PROVE_GUARDS = 32, /* guard pages around all memory */
   PROVE_ALL = 63
 };
 
@@ -33,9 +33,9 @@ typedef struct prove_options {
 
 typedef struct prove_report {
   bool passed;
-  double worst;    /* error / bound of the reference */
-  int64_t runs;    /* calls of qkv_forward */
-  char text[512];  /* what failed first */
+  double worst;   /* error / bound of the reference */
+  int64_t runs;   /* calls of qkv_forward */
+  char text[512]; /* what failed first */
 } prove_report;
 
 bool prove_problem(const problem_spec *spec, const prove_options *options, prove_report *report);

@@ -5,8 +5,10 @@
 enum {
   PANEL_MEMORY = 384 << 10, /* of the panels that share one pass over K and V: they stay in the second-level cache */
   MAX_PANELS = 16,
-  ENOUGH_TASKS = 16, /* fewer are divided further: by smaller ranges of rows, */
-  FEW_TASKS = 8      /* and below this, by keys */
+  PLENTY_PANELS = 8,        /* above, only if there are plenty of tasks: many threads share causal work evenly */
+  PLENTY_TASKS = 256,
+  ENOUGH_TASKS = 16,        /* fewer are divided further: by smaller ranges of rows, */
+  FEW_TASKS = 8             /* and below this, by keys */
 };
 
 void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last) {
@@ -50,6 +52,7 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
   /* a power of two, and never less for more rows: qkv_scratch is monotone */
   s->panels = 1;
   while (s->panels < needed && s->panels < MAX_PANELS && 2 * s->panels * panel_bytes <= PANEL_MEMORY) s->panels *= 2;
+  while (s->panels > PLENTY_PANELS && qkv__count_tasks(g, s->panels * g->w) < PLENTY_TASKS) s->panels /= 2;
   while (s->panels > 1 && qkv__count_tasks(g, s->panels * g->w) < ENOUGH_TASKS) s->panels /= 2;
   s->task_rows = s->panels * g->w;
   s->row_tasks = qkv__count_tasks(g, s->task_rows);

@@ -124,7 +124,8 @@ qkv_tensor test_dense_copy(const qkv_problem *p, const qkv_tensor *t, char side,
     for (int64_t h = 0; h < heads; h++) {
       for (int64_t i = 0; i < n; i++) {
         for (int64_t x = 0; x < columns; x++) {
-          problem_store(&to, problem_offset(p, &to, side, b, h, i, x), problem_load(t, problem_offset(p, t, side, b, h, i, x)));
+          problem_store(&to, problem_offset(p, &to, side, b, h, i, x),
+                        problem_load(t, problem_offset(p, t, side, b, h, i, x)));
         }
       }
     }

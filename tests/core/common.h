@@ -56,10 +56,10 @@ qkv_tensor test_dense_copy(const qkv_problem *p, const qkv_tensor *t, char side,
 void *test_alloc(size_t bytes);
 
 /* Runs a group of tests and returns the number of failures. */
-#define TEST_MAIN(tests)                                  \
-  int main(void) {                                        \
-    test_find_isas();                                     \
-    return cmocka_run_group_tests((tests), NULL, NULL);   \
+#define TEST_MAIN(tests)                                \
+  int main(void) {                                      \
+    test_find_isas();                                   \
+    return cmocka_run_group_tests((tests), NULL, NULL); \
   }
 void test_find_isas(void);
 

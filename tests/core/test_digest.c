@@ -1,7 +1,8 @@
-/* Golden digests: a 64-bit hash of the outputs of some hundred problems, committed, so that machines that never meet are compared.
+/* Golden digests: a 64-bit hash of the outputs of some hundred problems, committed, so that machines that never meet are
+ * compared.
  *
- *   test_digest --write FILE    writes the file from the scalar reference. Only when the order number changes, or problems are
- *                               added
+ *   test_digest --write FILE    writes the file from the scalar reference. Only when the order number changes, or
+ *                               problems are added
  */
 #include "common.h"
 
@@ -13,21 +14,21 @@
 enum { DIGESTS = 300 };
 
 static const char *const by_hand[] = {
-  "f32 h2/1 q3 k70 d64 causal lse seed:1",
-  "f32 h1 q2 k1600 d16 window:1400,0 lse seed:2",
-  "f64 h1 q2 k1600 d3/5 causal lse seed:3",
-  "f32 h2 q9 k70 d8 softcap:5 bias alibi sinks lse seed:4",
-  "f64 h2 q9 k70 d8 softcap:5 bias alibi sinks lse seed:5",
-  "f32 h2 q9 k140 d8 big lse seed:6",
-  "f32 h2 q9 k140 d8 tiny lse seed:7",
-  "f32 h2 q9 k140 d8 standard causal lse seed:8",
-  "f64 h2 q9 k140 d8 standard softcap:1 lse seed:9",
-  "f32 b3 h2 q20 k200 d4 ragged lengths kvpos causal lse seed:10",
-  "f32 h2 q9 k70 d5 biasinf lse seed:11",
-  "f32 h2 q9 k70 d5 biaslow lse seed:12",
-  "f32 h1 q1 k4200 d8 kvpos lse seed:13",
-  "f32 h2 q65 k65 d128 causal lse seed:14",
-  "f32 h1 q5 k20 d256/40 softcap:0.5 big lse seed:15",
+    "f32 h2/1 q3 k70 d64 causal lse seed:1",
+    "f32 h1 q2 k1600 d16 window:1400,0 lse seed:2",
+    "f64 h1 q2 k1600 d3/5 causal lse seed:3",
+    "f32 h2 q9 k70 d8 softcap:5 bias alibi sinks lse seed:4",
+    "f64 h2 q9 k70 d8 softcap:5 bias alibi sinks lse seed:5",
+    "f32 h2 q9 k140 d8 big lse seed:6",
+    "f32 h2 q9 k140 d8 tiny lse seed:7",
+    "f32 h2 q9 k140 d8 standard causal lse seed:8",
+    "f64 h2 q9 k140 d8 standard softcap:1 lse seed:9",
+    "f32 b3 h2 q20 k200 d4 ragged lengths kvpos causal lse seed:10",
+    "f32 h2 q9 k70 d5 biasinf lse seed:11",
+    "f32 h2 q9 k70 d5 biaslow lse seed:12",
+    "f32 h1 q1 k4200 d8 kvpos lse seed:13",
+    "f32 h2 q65 k65 d128 causal lse seed:14",
+    "f32 h1 q5 k20 d256/40 softcap:0.5 big lse seed:15",
 };
 enum { BY_HAND = sizeof by_hand / sizeof by_hand[0] };
 
@@ -122,9 +123,8 @@ static void test_data_of_problems(void **state) {
     const qkv_tensor *t;
     int64_t at;
     double value;
-  } expected[] = {{&p->q, 7, 0x1.12c32c7c2129p+1},           {&p->k, 8, -0x1.14af2e7c0b0dp+1},
-                  {&p->v, 9, 0x1.586bea83a6cp-1},            {&p->bias, 10, -0x1.69abfp+0},
-                  {&p->alibi_slopes, 1, 0x1.fp-2},           {&p->sinks, 1, 0x1.07d47ca8c42ap+2}};
+  } expected[] = {{&p->q, 7, 0x1.12c32c7c2129p+1}, {&p->k, 8, -0x1.14af2e7c0b0dp+1}, {&p->v, 9, 0x1.586bea83a6cp-1},
+                  {&p->bias, 10, -0x1.69abfp+0},   {&p->alibi_slopes, 1, 0x1.fp-2},  {&p->sinks, 1, 0x1.07d47ca8c42ap+2}};
   for (size_t n = 0; n < sizeof expected / sizeof expected[0]; n++) {
     double found = problem_load(expected[n].t, expected[n].at);
     if (!(found >= expected[n].value && found <= expected[n].value)) {
@@ -135,8 +135,8 @@ static void test_data_of_problems(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_digests),
-  cmocka_unit_test(test_data_of_problems),
+    cmocka_unit_test(test_digests),
+    cmocka_unit_test(test_data_of_problems),
 };
 
 int main(int argc, char **argv) {

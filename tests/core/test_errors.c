@@ -1,7 +1,8 @@
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* feenableexcept */
 #endif
-/* What happens when something is wrong: status, text, nothing written; and a floating-point state that is not the usual one. */
+/* What happens when something is wrong: status, text, nothing written; and a floating-point state that is not
+ * the usual one. */
 #include "common.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 #endif
 
 #define EVERY_ISA for (int isa_index = 0; isa_index < test_isas; isa_index++)
-#define ISA (test_isa[isa_index])
+#define ISA       (test_isa[isa_index])
 
 static bool all_bytes(const problem_buffer *b, unsigned char byte) {
   for (size_t n = 0; n < b->bytes; n++) {
@@ -33,11 +34,14 @@ static void expect_untouched(const problem_case *c, const char *what) {
   }
 }
 
-/* ---- Each field broken in turn --------------------------------------------------------------------------------------------------- */
+/* ---- Each field broken in turn ------------------------------------------------------------------------------------- */
 
-static const int32_t negative_length[] = {-1, 5}, long_q_length[] = {70, 71}, long_kv_length[] = {300, 301}, begin_after_end[] = {301, 0}, lengths_of_two[] = {300, 300};
-static const int32_t negative_position[] = {0, -3}, late_position[] = {0, INT32_MAX - 10}, far_position[] = {INT32_MAX - 5, 0};
-static const int32_t cu_of_70[] = {0, 30, 70}, cu_not_from_0[] = {1, 30, 70}, cu_falling[] = {0, 80, 70}, cu_short[] = {0, 30, 60}, cu_rising[] = {0, 30, 71};
+static const int32_t negative_length[] = {-1, 5}, long_q_length[] = {70, 71}, long_kv_length[] = {300, 301},
+                     begin_after_end[] = {301, 0}, lengths_of_two[] = {300, 300};
+static const int32_t negative_position[] = {0, -3}, late_position[] = {0, INT32_MAX - 10},
+                     far_position[] = {INT32_MAX - 5, 0};
+static const int32_t cu_of_70[] = {0, 30, 70}, cu_not_from_0[] = {1, 30, 70}, cu_falling[] = {0, 80, 70},
+                     cu_short[] = {0, 30, 60}, cu_rising[] = {0, 30, 71};
 static qkv_mask broken[2];
 static float some_floats[16];
 
@@ -55,7 +59,8 @@ static void use_mask(qkv_problem *p, qkv_mask first) {
   p->mask_count = 2;
 }
 
-/* The n-th way to break the problem "f32 b2 h6/3 q70 k300 d16/8 ...": what must be said, in up to three pieces. False: no more. */
+/* The n-th way to break the problem "f32 b2 h6/3 q70 k300 d16/8 ...": what must be said, in up to three pieces. False: no
+ * more. */
 typedef struct breakage {
   qkv_status status;
   const char *text[3];
@@ -119,13 +124,18 @@ static bool break_it(int n, qkv_problem *p, breakage *b) {
     CASE(45, QKV_BAD_MASK, "mask[1]", "join", "3", (use_mask(p, qkv_causal()), broken[1].join = 3))
     CASE(46, QKV_BAD_MASK, "mask[0]", "causal", "9", use_mask(p, qkv_mask_term(QKV_MASK_CAUSAL, 9, 0)))
     CASE(47, QKV_BAD_MASK, "mask[0]", "prefix", "-4", use_mask(p, qkv_prefix(-4)))
-    CASE(48, QKV_BAD_MASK, "mask[0]", "dense", "-1", use_mask(p, qkv_dense(qkv_strided(some_floats, QKV_U8, 0, 0, 0, 0), -1)))
+    CASE(48, QKV_BAD_MASK, "mask[0]", "dense", "-1",
+         use_mask(p, qkv_dense(qkv_strided(some_floats, QKV_U8, 0, 0, 0, 0), -1)))
     CASE(49, QKV_BAD_POINTER, "mask[0]", "t.data", "NULL", use_mask(p, qkv_dense(qkv_strided(NULL, QKV_U8, 0, 0, 0, 1), 0)))
-    CASE(50, QKV_BAD_DTYPE, "mask[0].t", "f32", "u8", use_mask(p, qkv_dense(qkv_strided(some_floats, QKV_F32, 0, 0, 0, 0), 0)))
-    CASE(51, QKV_BAD_DTYPE, "mask[0].t", "u8", "i32", use_mask(p, qkv_documents(qkv_strided(some_floats, QKV_U8, 0, 0, 0, 0))))
-    CASE(52, QKV_BAD_STRIDE, "mask[0].t", "strides", NULL, use_mask(p, qkv_documents(qkv_strided(some_floats, QKV_I32, 0, 0, 0, far))))
+    CASE(50, QKV_BAD_DTYPE, "mask[0].t", "f32", "u8",
+         use_mask(p, qkv_dense(qkv_strided(some_floats, QKV_F32, 0, 0, 0, 0), 0)))
+    CASE(51, QKV_BAD_DTYPE, "mask[0].t", "u8", "i32",
+         use_mask(p, qkv_documents(qkv_strided(some_floats, QKV_U8, 0, 0, 0, 0))))
+    CASE(52, QKV_BAD_STRIDE, "mask[0].t", "strides", NULL,
+         use_mask(p, qkv_documents(qkv_strided(some_floats, QKV_I32, 0, 0, 0, far))))
     CASE(53, QKV_BAD_POINTER, "mask[0]", "fn", "NULL", use_mask(p, qkv_tiles(NULL, NULL)))
-    CASE(54, QKV_UNKNOWN_FIELD, "mask[0].reserved", "1", NULL, (use_mask(p, qkv_tiles(never_called, NULL)), broken[0].reserved = 1))
+    CASE(54, QKV_UNKNOWN_FIELD, "mask[0].reserved", "1", NULL,
+         (use_mask(p, qkv_tiles(never_called, NULL)), broken[0].reserved = 1))
     CASE(55, QKV_BAD_DTYPE, "bias", "u8", NULL, p->bias.dtype = QKV_U8)
     CASE(56, QKV_BAD_DTYPE, "bias", "f64", NULL, p->bias.dtype = QKV_F64)
     CASE(57, QKV_BAD_STRIDE, "bias", "2305843009213693952", NULL, p->bias.stride[3] = far)
@@ -151,7 +161,7 @@ static bool break_it(int n, qkv_problem *p, breakage *b) {
     CASE(77, QKV_BAD_OVERLAP, "lse", "out", NULL, p->lse.data = p->out.data)
     CASE(78, QKV_BAD_OVERLAP, "lse", "v", NULL, p->lse.data = p->v.data)
     CASE(79, QKV_BAD_OVERLAP, "out", "bias", NULL, p->out.data = p->bias.data)
-    default: return false;
+  default: return false;
   }
 }
 
@@ -174,7 +184,8 @@ static void test_every_field(void **state) {
     memset(text, 'x', sizeof text);
     qkv_status status = qkv_check(&p, text, sizeof text);
     if (status != b.status) {
-      fail_msg("case %d (%s %s): status %d (%s), expected %d", n, b.text[0], b.text[1], (int)status, status != 0 ? text : "", (int)b.status);
+      fail_msg("case %d (%s %s): status %d (%s), expected %d", n, b.text[0], b.text[1], (int)status, status != 0 ? text : "",
+               (int)b.status);
     }
     for (int k = 0; k < 3 && b.text[k] != NULL; k++) {
       if (strstr(text, b.text[k]) == NULL) {
@@ -188,7 +199,8 @@ static void test_every_field(void **state) {
     assert_true(memchr(small, 0, 8) != NULL && small[8] == 'x');
     assert_int_equal(qkv_check(&p, NULL, 0), b.status);
     /* These two do not look at the data, and may be asked before there is any. */
-    bool shape = b.status == QKV_BAD_EXTENT || b.status == QKV_BAD_LENGTHS || b.status == QKV_BAD_VALUE || b.status == QKV_BAD_SIZE;
+    bool shape =
+        b.status == QKV_BAD_EXTENT || b.status == QKV_BAD_LENGTHS || b.status == QKV_BAD_VALUE || b.status == QKV_BAD_SIZE;
     size_t bytes = 77;
     status = qkv_scratch(NULL, &p, &bytes);
     if (status != b.status && (shape || status != QKV_OK)) {
@@ -240,7 +252,7 @@ static void test_null_and_size(void **state) {
   problem_free(&c);
 }
 
-/* ---- Context ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- Context ------------------------------------------------------------------------------------------------------- */
 
 typedef struct counting_allocator {
   int64_t calls, fail_at, live;
@@ -272,8 +284,8 @@ static void counted_release(void *self, void *memory) {
 
 static void test_allocation_fails(void **state) {
   (void)state;
-  static const char *const texts[] = {"f32 h2 q70 k700 d16 causal lse", "f32 h4/1 q1 k3000 d16 lse", "f64 h2 q70 k100 d16 standard lse",
-                                      "f32 h2 q70 k700 d16 odd bias tile lse"};
+  static const char *const texts[] = {"f32 h2 q70 k700 d16 causal lse", "f32 h4/1 q1 k3000 d16 lse",
+                                      "f64 h2 q70 k100 d16 standard lse", "f32 h2 q70 k700 d16 odd bias tile lse"};
   for (size_t n = 0; n < sizeof texts / sizeof texts[0]; n++) {
     problem_case c;
     test_open(&c, 0, "%s", texts[n]);
@@ -312,8 +324,8 @@ static void test_allocation_fails(void **state) {
 
 static void test_scratch_bounds(void **state) {
   (void)state;
-  static const char *const texts[] = {"f32 h2 q70 k700 d16 causal lse", "f32 h4/1 q1 k3000 d16 lse", "f64 h2 q70 k100 d16 standard lse",
-                                      "f32 b2 h2 q70 k700 d16 ragged neg bias tile lse"};
+  static const char *const texts[] = {"f32 h2 q70 k700 d16 causal lse", "f32 h4/1 q1 k3000 d16 lse",
+                                      "f64 h2 q70 k100 d16 standard lse", "f32 b2 h2 q70 k700 d16 ragged neg bias tile lse"};
   for (size_t n = 0; n < sizeof texts / sizeof texts[0]; n++) {
     problem_case c;
     test_open(&c, 0, "%s", texts[n]);
@@ -358,7 +370,8 @@ static void test_scratch_bounds(void **state) {
 
 static void test_scratch_is_monotone(void **state) {
   (void)state;
-  static const char *const formats[] = {"f32 b2 h4/2 q%d k%d d16 causal", "f64 h2 q%d k%d d40/8 standard", "f32 b4 h4/1 q%d k%d d64 ragged", "f32 h1 q%d k%d d8 window:100,0"};
+  static const char *const formats[] = {"f32 b2 h4/2 q%d k%d d16 causal", "f64 h2 q%d k%d d40/8 standard",
+                                        "f32 b4 h4/1 q%d k%d d64 ragged", "f32 h1 q%d k%d d8 window:100,0"};
   static const int lengths[] = {0, 1, 5, 63, 64, 65, 130, 511, 512, 513, 1024, 1025, 2000, 4100, 9000};
   enum { COUNT = sizeof lengths / sizeof lengths[0] };
   for (size_t n = 0; n < sizeof formats / sizeof formats[0]; n++) {
@@ -400,8 +413,8 @@ static void test_scratch_is_monotone(void **state) {
           assert_int_equal(qkv_scratch(&context, &p, &table[a][b]), QKV_OK);
           for (int c = 0; c < 2; c++) {
             if ((c == 0 ? a : b) > 0 && table[a - (c == 0)][b - (c == 1)] > table[a][b]) {
-              fail_msg("%s, %d workers: %zu bytes of scratch, but the next smaller length asks for %zu", text, (int)workers, table[a][b],
-                       table[a - (c == 0)][b - (c == 1)]);
+              fail_msg("%s, %d workers: %zu bytes of scratch, but the next smaller length asks for %zu", text, (int)workers,
+                       table[a][b], table[a - (c == 0)][b - (c == 1)]);
             }
           }
         }
@@ -425,19 +438,28 @@ static void test_broken_context(void **state) {
     memset(&newer, 0, sizeof newer);
     context.alloc_self = &a;
     switch (n) {
-      case 0: context.num_workers = -1; break;
-      case 1: context.alloc = counted_alloc; break;
-      case 2: context.release = counted_release; break;
-      case 3: context.isa_cap = "pentium"; break;
-      case 4: context.flags = 1u << 31; expected = QKV_UNKNOWN_FIELD; break;
-      case 5: context.reserved = 1; expected = QKV_UNKNOWN_FIELD; break;
-      case 6: context.size = 0; expected = QKV_BAD_SIZE; break;
-      default:
-        newer.context = context;
-        newer.context.size = sizeof newer;
-        newer.more[15] = 1;
-        expected = QKV_UNKNOWN_FIELD;
-        break;
+    case 0: context.num_workers = -1; break;
+    case 1: context.alloc = counted_alloc; break;
+    case 2: context.release = counted_release; break;
+    case 3: context.isa_cap = "pentium"; break;
+    case 4:
+      context.flags = 1u << 31;
+      expected = QKV_UNKNOWN_FIELD;
+      break;
+    case 5:
+      context.reserved = 1;
+      expected = QKV_UNKNOWN_FIELD;
+      break;
+    case 6:
+      context.size = 0;
+      expected = QKV_BAD_SIZE;
+      break;
+    default:
+      newer.context = context;
+      newer.context.size = sizeof newer;
+      newer.more[15] = 1;
+      expected = QKV_UNKNOWN_FIELD;
+      break;
     }
     const qkv_context *use = n == 7 ? &newer.context : &context;
     size_t bytes;
@@ -450,7 +472,7 @@ static void test_broken_context(void **state) {
   problem_free(&c);
 }
 
-/* ---- Regions and states ------------------------------------------------------------------------------------------------------------ */
+/* ---- Regions and states -------------------------------------------------------------------------------------------- */
 
 static void test_broken_regions(void **state) {
   (void)state;
@@ -545,7 +567,7 @@ static void test_broken_states(void **state) {
   problem_free(&c);
 }
 
-/* ---- Floating-point state ------------------------------------------------------------------------------------------------------------ */
+/* ---- Floating-point state ------------------------------------------------------------------------------------------ */
 
 static uint64_t control_word(void) {
 #if defined(__SSE__)
@@ -563,34 +585,35 @@ static uint64_t control_word(void) {
 /* false: this host has no such state. */
 static bool poison(int kind) {
   switch (kind) {
-    case 0:
+  case 0:
 #if defined(__SSE__)
-      _mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ, DAZ */
-      return true;
+    _mm_setcsr(_mm_getcsr() | 0x8040); /* FTZ, DAZ */
+    return true;
 #elif defined(__aarch64__)
-      __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)1 << 24)); /* FZ */
-      return true;
+    __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)1 << 24)); /* FZ */
+    return true;
 #else
-      return false;
+    return false;
 #endif
-    case 1: return fesetround(FE_UPWARD) == 0;
-    case 2: return fesetround(FE_TOWARDZERO) == 0;
-    case 3:
+  case 1: return fesetround(FE_UPWARD) == 0;
+  case 2: return fesetround(FE_TOWARDZERO) == 0;
+  case 3:
 #if defined(__GLIBC__) && !defined(__aarch64__)
-      feclearexcept(FE_ALL_EXCEPT);
-      return feenableexcept(FE_ALL_EXCEPT) != -1;
+    feclearexcept(FE_ALL_EXCEPT);
+    return feenableexcept(FE_ALL_EXCEPT) != -1;
 #else
-      return false;
+    return false;
 #endif
-    default: return feraiseexcept(FE_INEXACT | FE_OVERFLOW) == 0; /* flags that must survive */
+  default: return feraiseexcept(FE_INEXACT | FE_OVERFLOW) == 0; /* flags that must survive */
   }
 }
 
 static void test_floating_point_state(void **state) {
   (void)state;
   static const char *const texts[] = {
-    "f32 h2 q70 k700 d17 tiny causal lse seed:1", "f32 h2 q70 k200 d17 big sinks alibi bias softcap:9 lse seed:2", "f64 h4/1 q2 k1300 d5 tiny lse seed:3",
-    "f32 h2 q70 k100 d16 standard lse seed:4",    "f32 h2 q40 k100 d16 visnan lse seed:5",                      "f64 h2 q40 k600 d6 biasinf softcap:1 dense lse seed:6"};
+      "f32 h2 q70 k700 d17 tiny causal lse seed:1", "f32 h2 q70 k200 d17 big sinks alibi bias softcap:9 lse seed:2",
+      "f64 h4/1 q2 k1300 d5 tiny lse seed:3",       "f32 h2 q70 k100 d16 standard lse seed:4",
+      "f32 h2 q40 k100 d16 visnan lse seed:5",      "f64 h2 q40 k600 d6 biasinf softcap:1 dense lse seed:6"};
   for (size_t n = 0; n < sizeof texts / sizeof texts[0]; n++) {
     problem_case c;
     test_open(&c, 0, "%s", texts[n]);
@@ -644,7 +667,8 @@ static void test_floating_point_state(void **state) {
           for (int k = 0; k < 6; k++) {
             assert_int_equal(statuses[k], QKV_OK);
             if (words[k] != word) {
-              fail_msg("isa %s, kind %d, call %d: control word 0x%llx became 0x%llx", ISA, kind, k, (unsigned long long)word, (unsigned long long)words[k]);
+              fail_msg("isa %s, kind %d, call %d: control word 0x%llx became 0x%llx", ISA, kind, k, (unsigned long long)word,
+                       (unsigned long long)words[k]);
             }
           }
           assert_int_equal(saved, 12345);
@@ -696,7 +720,8 @@ static void odd_parallel_for(void *self, void (*body)(void *arg, int64_t task, i
 
 static void test_floating_point_state_of_a_pool(void **state) {
   (void)state;
-  static const char *const texts[] = {"f32 h2 q170 k700 d17 tiny causal lse seed:1", "f64 h4/1 q70 k1300 d5 softcap:3 lse seed:3",
+  static const char *const texts[] = {"f32 h2 q170 k700 d17 tiny causal lse seed:1",
+                                      "f64 h4/1 q70 k1300 d5 softcap:3 lse seed:3",
                                       "f32 h2 q170 k100 d16 standard bias lse seed:4"};
   for (size_t n = 0; n < sizeof texts / sizeof texts[0]; n++) {
     problem_case c;
@@ -730,10 +755,11 @@ static void test_floating_point_state_of_a_pool(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_every_field),        cmocka_unit_test(test_null_and_size),  cmocka_unit_test(test_allocation_fails),
-  cmocka_unit_test(test_scratch_bounds),     cmocka_unit_test(test_broken_context), cmocka_unit_test(test_broken_regions),
-  cmocka_unit_test(test_scratch_is_monotone), cmocka_unit_test(test_broken_states),  cmocka_unit_test(test_floating_point_state),
-  cmocka_unit_test(test_floating_point_state_of_a_pool),
+    cmocka_unit_test(test_every_field),          cmocka_unit_test(test_null_and_size),
+    cmocka_unit_test(test_allocation_fails),     cmocka_unit_test(test_scratch_bounds),
+    cmocka_unit_test(test_broken_context),       cmocka_unit_test(test_broken_regions),
+    cmocka_unit_test(test_scratch_is_monotone),  cmocka_unit_test(test_broken_states),
+    cmocka_unit_test(test_floating_point_state), cmocka_unit_test(test_floating_point_state_of_a_pool),
 };
 
 TEST_MAIN(tests)

@@ -67,8 +67,10 @@ static void test_texts_read_back(void **state) {
     assert_string_equal(text, second);
     assert_true(problem_cost(&spec) <= 1e6);
   }
-  static const char *const wrong[] = {"f31", "h8/3", "h2/0", "q-1", "d0", "k1x", "window", "window:1", "window:1,2,3", "or:causal", "prefix", "causal:1",
-                                      "bias:z1", "bias:b2", "scale:x", "softcap:-1", "seed:", "ragged:x", "alibi:h", "q1/2", "b0 q3 ragged"};
+  static const char *const wrong[] = {"f31",     "h8/3",     "h2/0",         "q-1",        "d0",     "k1x",
+                                      "window",  "window:1", "window:1,2,3", "or:causal",  "prefix", "causal:1",
+                                      "bias:z1", "bias:b2",  "scale:x",      "softcap:-1", "seed:",  "ragged:x",
+                                      "alibi:h", "q1/2",     "b0 q3 ragged"};
   for (size_t n = 0; n < sizeof wrong / sizeof wrong[0]; n++) {
     problem_spec spec;
     char error[256] = "";
@@ -81,7 +83,8 @@ static void test_texts_read_back(void **state) {
 
 static void test_head_dims(void **state) {
   (void)state;
-  static const int dims[] = {1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 46, 63, 64, 65, 80, 96, 104, 127, 128, 129, 160, 192, 255, 256, 257, 320, 512, 576};
+  static const int dims[] = {1,  2,  3,  5,   7,   8,   15,  16,  17,  31,  32,  33,  46,  63,  64,
+                             65, 80, 96, 104, 127, 128, 129, 160, 192, 255, 256, 257, 320, 512, 576};
   enum { COUNT = sizeof dims / sizeof dims[0] };
   for (int n = 0; n < COUNT; n++) {
     char text[PROBLEM_TEXT_BYTES];
@@ -99,13 +102,16 @@ static void test_head_dims(void **state) {
 
 static void test_lengths(void **state) {
   (void)state;
-  static const int q[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 48, 63, 64, 65, 127, 128, 129, 257}, k[] = {0, 1, 2, 63, 64, 65, 127, 129, 511, 512, 513, 1025};
-  static const char *const options[] = {"", "causal", "window:63,1", "causal kvpos", "lengths", "nan causal", "standard causal"};
+  static const int q[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 48, 63, 64, 65, 127, 128, 129, 257},
+                   k[] = {0, 1, 2, 63, 64, 65, 127, 129, 511, 512, 513, 1025};
+  static const char *const options[] = {"",        "causal",     "window:63,1",    "causal kvpos",
+                                        "lengths", "nan causal", "standard causal"};
   int n = 0;
   for (size_t a = 0; a < sizeof q / sizeof q[0]; a++) {
     for (size_t b = 0; b < sizeof k / sizeof k[0]; b++) {
       char text[PROBLEM_TEXT_BYTES];
-      snprintf(text, sizeof text, "%s q%d k%d d%d/%d %s lse seed:%d", n % 3 == 2 ? "f64" : "f32", q[a], k[b], 1 + n % 9, 1 + n % 19, options[n % 7], n);
+      snprintf(text, sizeof text, "%s q%d k%d d%d/%d %s lse seed:%d", n % 3 == 2 ? "f64" : "f32", q[a], k[b], 1 + n % 9,
+               1 + n % 19, options[n % 7], n);
       prove_text(PROVE_ISAS | PROVE_ORACLE | PROVE_GUARDS, text);
       n++;
     }
@@ -115,7 +121,8 @@ static void test_lengths(void **state) {
 static void test_head_counts(void **state) {
   (void)state;
   static const char *const heads[] = {"h12/12", "h32/8", "h28/4", "h8/1", "h9/3", "h71/1", "h1/1"};
-  static const char *const shapes[] = {"q1 k130", "q2 k65", "q5 k70 causal", "q33 k33 window:4,4", "b2 q3 k600 sinks alibi lengths"};
+  static const char *const shapes[] = {"q1 k130", "q2 k65", "q5 k70 causal", "q33 k33 window:4,4",
+                                       "b2 q3 k600 sinks alibi lengths"};
   for (size_t a = 0; a < sizeof heads / sizeof heads[0]; a++) {
     for (size_t b = 0; b < sizeof shapes / sizeof shapes[0]; b++) {
       char text[PROBLEM_TEXT_BYTES];
@@ -125,13 +132,14 @@ static void test_head_counts(void **state) {
   }
 }
 
-/* ---- Scores and weights ------------------------------------------------------------------------------------------------------------ */
+/* ---- Scores and weights -------------------------------------------------------------------------------------------- */
 
-static void judge_score(const oracle_value *expected, double computed, const char *text, const char *what, const int64_t at[4]) {
+static void judge_score(const oracle_value *expected, double computed, const char *text, const char *what,
+                        const int64_t at[4]) {
   double ratio;
   if (!oracle_accepts(expected, computed, &ratio)) {
-    fail_msg("%s: %s[%d,%d,%d,%d]: computed %.17g, expected %.17g, bound %g", text, what, (int)at[0], (int)at[1], (int)at[2], (int)at[3],
-             computed, expected->value, expected->bound);
+    fail_msg("%s: %s[%d,%d,%d,%d]: computed %.17g, expected %.17g, bound %g", text, what, (int)at[0], (int)at[1], (int)at[2],
+             (int)at[3], computed, expected->value, expected->bound);
   }
 }
 
@@ -200,7 +208,8 @@ static void test_scores(void **state) {
         }
       }
     }
-    if ((spec.bias == PROBLEM_NO_BIAS || spec.bias == PROBLEM_BIAS) && spec.nan != PROBLEM_VISIBLE_NAN) { /* no -inf that hides */
+    if ((spec.bias == PROBLEM_NO_BIAS || spec.bias == PROBLEM_BIAS) &&
+        spec.nan != PROBLEM_VISIBLE_NAN) { /* no -inf that hides */
       qkv_problem bare = *p;
       bare.bias.data = bare.alibi_slopes.data = NULL;
       for (int32_t stage = QKV_SCORES_RAW; stage <= QKV_SCORES_CAPPED; stage++) {
@@ -233,8 +242,8 @@ static void test_scores(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_texts_read_back), cmocka_unit_test(test_random_problems), cmocka_unit_test(test_head_dims),
-  cmocka_unit_test(test_lengths),         cmocka_unit_test(test_head_counts),     cmocka_unit_test(test_scores),
+    cmocka_unit_test(test_texts_read_back), cmocka_unit_test(test_random_problems), cmocka_unit_test(test_head_dims),
+    cmocka_unit_test(test_lengths),         cmocka_unit_test(test_head_counts),     cmocka_unit_test(test_scores),
 };
 
 TEST_MAIN(tests)

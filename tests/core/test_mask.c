@@ -16,8 +16,8 @@ static void check_tile(const qkv_problem *p, const qkv_tile *t, const char *text
     for (int64_t r = 0; r < t->rows; r++) {
       bool seen = answer == QKV_TILE_ALL || (answer == QKV_TILE_SOME && (bits[k] >> r & 1));
       if (seen != oracle_visible(p, t->batch, t->head, t->row + r, t->key + k)) {
-        fail_msg("%s: entry %d, head %d, row %d + %d of %d, key %d + %d of %d is %s", text, (int)t->batch, (int)t->head, (int)t->row, (int)r,
-                 (int)t->rows, (int)t->key, (int)k, (int)t->keys, seen ? "visible" : "invisible");
+        fail_msg("%s: entry %d, head %d, row %d + %d of %d, key %d + %d of %d is %s", text, (int)t->batch, (int)t->head,
+                 (int)t->row, (int)r, (int)t->rows, (int)t->key, (int)k, (int)t->keys, seen ? "visible" : "invisible");
       }
     }
   }
@@ -63,18 +63,36 @@ static void test_random_masks(void **state) {
 
 static void test_each_kind(void **state) {
   (void)state;
-  static const char *const masks[] = {"causal",        "causal_start",    "window:0,0",   "window:10,0", "window:0,10",  "window:-1,5", "window:5,-1",
-                                      "window:-1,-1",  "prefix:0",        "prefix:1",     "prefix:100",  "prefix:100000", "documents",   "documents2",
-                                      "dense",         "dense:70",        "dense:100000", "tile",        ""};
-  static const char *const places[] = {"", "start", "pos", "kvpos", "lengths", "lengths kvpos", "pos kvpos lengths", "ragged", "ragged lengths start"};
+  static const char *const masks[] = {"causal",
+                                      "causal_start",
+                                      "window:0,0",
+                                      "window:10,0",
+                                      "window:0,10",
+                                      "window:-1,5",
+                                      "window:5,-1",
+                                      "window:-1,-1",
+                                      "prefix:0",
+                                      "prefix:1",
+                                      "prefix:100",
+                                      "prefix:100000",
+                                      "documents",
+                                      "documents2",
+                                      "dense",
+                                      "dense:70",
+                                      "dense:100000",
+                                      "tile",
+                                      ""};
+  static const char *const places[] = {
+      "", "start", "pos", "kvpos", "lengths", "lengths kvpos", "pos kvpos lengths", "ragged", "ragged lengths start"};
   rng r = {12, 0, 0};
   for (size_t a = 0; a < sizeof masks / sizeof masks[0]; a++) {
     for (size_t b = 0; b < sizeof places / sizeof places[0]; b++) {
       for (size_t join = 0; join < 3; join++) {
         char text[PROBLEM_TEXT_BYTES], error[256];
         const char *second = masks[(a * 5 + b) % (sizeof masks / sizeof masks[0])];
-        snprintf(text, sizeof text, "b3 h2 q%d k%d d1 %s %s %s%s seed:%d", (int)(60 + 9 * b), (int)(100 + 7 * a), places[b], masks[a],
-                 join == 2 && second[0] != 0 && masks[a][0] != 0 ? "or:" : "", join > 0 ? second : "", (int)(a * 10 + b));
+        snprintf(text, sizeof text, "b3 h2 q%d k%d d1 %s %s %s%s seed:%d", (int)(60 + 9 * b), (int)(100 + 7 * a), places[b],
+                 masks[a], join == 2 && second[0] != 0 && masks[a][0] != 0 ? "or:" : "", join > 0 ? second : "",
+                 (int)(a * 10 + b));
         problem_spec spec;
         if (!problem_parse(text, &spec, error, sizeof error)) {
           fail_msg("%s", error);
@@ -91,10 +109,11 @@ static void test_bad_tiles(void **state) {
   test_open(&c, 0, "b2 h3 q70 k80 d1 causal");
   const qkv_tile good = {1, 2, 6, 64, 16, 64, 0, 0};
   check_tile(&c.problem, &good, "a tile at the corner");
-  const qkv_tile bad[] = {{2, 0, 0, 1, 0, 1, 0, 0},  {-1, 0, 0, 1, 0, 1, 0, 0}, {0, 3, 0, 1, 0, 1, 0, 0},  {0, -1, 0, 1, 0, 1, 0, 0},
-                          {0, 0, 70, 1, 0, 1, 0, 0}, {0, 0, -1, 1, 0, 1, 0, 0}, {0, 0, 7, 64, 0, 1, 0, 0}, {0, 0, 0, 65, 0, 1, 0, 0},
-                          {0, 0, 0, 0, 0, 1, 0, 0},  {0, 0, 0, 1, 80, 1, 0, 0}, {0, 0, 0, 1, -1, 1, 0, 0}, {0, 0, 0, 1, 17, 64, 0, 0},
-                          {0, 0, 0, 1, 0, 65, 0, 0}, {0, 0, 0, 1, 0, 0, 0, 0},  {0, 0, 0, -5, 0, 1, 0, 0}, {0, 0, INT64_MAX, 1, 0, 1, 0, 0}};
+  const qkv_tile bad[] = {
+      {2, 0, 0, 1, 0, 1, 0, 0},  {-1, 0, 0, 1, 0, 1, 0, 0}, {0, 3, 0, 1, 0, 1, 0, 0},  {0, -1, 0, 1, 0, 1, 0, 0},
+      {0, 0, 70, 1, 0, 1, 0, 0}, {0, 0, -1, 1, 0, 1, 0, 0}, {0, 0, 7, 64, 0, 1, 0, 0}, {0, 0, 0, 65, 0, 1, 0, 0},
+      {0, 0, 0, 0, 0, 1, 0, 0},  {0, 0, 0, 1, 80, 1, 0, 0}, {0, 0, 0, 1, -1, 1, 0, 0}, {0, 0, 0, 1, 17, 64, 0, 0},
+      {0, 0, 0, 1, 0, 65, 0, 0}, {0, 0, 0, 1, 0, 0, 0, 0},  {0, 0, 0, -5, 0, 1, 0, 0}, {0, 0, INT64_MAX, 1, 0, 1, 0, 0}};
   for (size_t n = 0; n < sizeof bad / sizeof bad[0]; n++) {
     uint64_t bits[64];
     int32_t answer = -1;
@@ -108,7 +127,7 @@ static void test_bad_tiles(void **state) {
   problem_free(&c);
 }
 
-/* ---- Work ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Work ---------------------------------------------------------------------------------------------------------- */
 
 static double fact(const char *text, const char *name) {
   char value[128];
@@ -163,8 +182,8 @@ static void test_described_pairs(void **state) {
       }
       double computed = fact(text, "pairs_computed");
       if (!(computed >= visible && computed <= cases[n].most * visible)) {
-        fail_msg("isa %s, %s: %.0f pairs computed for %.0f visible ones, ratio %.3f, at most %.3f", test_isa[isa], cases[n].text, computed,
-                 visible, computed / visible, cases[n].most);
+        fail_msg("isa %s, %s: %.0f pairs computed for %.0f visible ones, ratio %.3f, at most %.3f", test_isa[isa],
+                 cases[n].text, computed, visible, computed / visible, cases[n].most);
       }
     }
     problem_free(&c);
@@ -172,10 +191,10 @@ static void test_described_pairs(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_random_masks),
-  cmocka_unit_test(test_each_kind),
-  cmocka_unit_test(test_bad_tiles),
-  cmocka_unit_test(test_described_pairs),
+    cmocka_unit_test(test_random_masks),
+    cmocka_unit_test(test_each_kind),
+    cmocka_unit_test(test_bad_tiles),
+    cmocka_unit_test(test_described_pairs),
 };
 
 TEST_MAIN(tests)

@@ -13,8 +13,8 @@
 static const float minus_infinity = -INFINITY;
 
 /* Contiguous f32 tensors of one shape. */
-static qkv_problem simple(int64_t batch, int64_t heads, int64_t kv_heads, int64_t rows, int64_t keys, int64_t dim, int64_t dim_v,
-                          const float *q, const float *k, const float *v, float *out, float *lse) {
+static qkv_problem simple(int64_t batch, int64_t heads, int64_t kv_heads, int64_t rows, int64_t keys, int64_t dim,
+                          int64_t dim_v, const float *q, const float *k, const float *v, float *out, float *lse) {
   qkv_problem p = qkv_problem_default();
   p.batch = batch;
   p.num_heads = heads;
@@ -41,10 +41,10 @@ static void run_filled(const char *isa, const qkv_problem *p, float *out, size_t
   test_run(isa, p);
 }
 
-#define EVERY_ISA for (int isa_index = 0; isa_index < test_isas; isa_index++)
-#define EVERY_ALGORITHM for (int32_t algorithm = QKV_FLASH; algorithm <= QKV_STANDARD; algorithm++)
-#define ISA (test_isa[isa_index])
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define EVERY_ISA        for (int isa_index = 0; isa_index < test_isas; isa_index++)
+#define EVERY_ALGORITHM  for (int32_t algorithm = QKV_FLASH; algorithm <= QKV_STANDARD; algorithm++)
+#define ISA              (test_isa[isa_index])
+#define COUNT(array)     (sizeof(array) / sizeof((array)[0]))
 #define RUN(p, out, lse) run_filled(ISA, (p), (out), COUNT(out), (lse), COUNT(lse))
 
 static void near_value(double computed, double expected, double tolerance) {
@@ -115,7 +115,7 @@ static qkv_problem shape_only(int64_t rows, int64_t keys, const qkv_mask *mask, 
   return p;
 }
 
-/* ---- Rows that see nothing; bias as a mask ------------------------------------------------------------------------------- */
+/* ---- Rows that see nothing; bias as a mask ------------------------------------------------------------------------- */
 
 static const float three_values[] = {1, 2, 3, 4, 5, 9};
 
@@ -182,7 +182,7 @@ static void test_finite_bias_is_no_mask(void **state) {
   }
 }
 
-/* ---- Sizes of scores ------------------------------------------------------------------------------------------------------ */
+/* ---- Sizes of scores ----------------------------------------------------------------------------------------------- */
 
 static void test_large_negative_logits(void **state) {
   (void)state;
@@ -353,7 +353,7 @@ static void test_visible_only_at_the_end(void **state) {
   }
 }
 
-/* ---- Causal, windows, alignment -------------------------------------------------------------------------------------------- */
+/* ---- Causal, windows, alignment ------------------------------------------------------------------------------------ */
 
 static void test_causal_alignment(void **state) {
   (void)state;
@@ -411,7 +411,7 @@ static void test_windows(void **state) {
   const struct {
     qkv_mask mask;
     const char *const *rows;
-  } cases[] = {{qkv_window_keys(3), three_keys}, {qkv_window(3, 0), left_3},    {qkv_window(0, 0), self},
+  } cases[] = {{qkv_window_keys(3), three_keys},   {qkv_window(3, 0), left_3},   {qkv_window(0, 0), self},
                {qkv_window(1, 2), left_1_right_2}, {qkv_window(-1, 1), right_1}, {qkv_window(1, -1), left_1},
                {qkv_window(-1, -1), all},          {qkv_window(4, 4), all}};
   for (size_t n = 0; n < COUNT(cases); n++) {
@@ -469,7 +469,7 @@ static void test_lengths_move_positions(void **state) {
   expect_visible(p, rows);
 }
 
-/* ---- Shapes ------------------------------------------------------------------------------------------------------------------ */
+/* ---- Shapes -------------------------------------------------------------------------------------------------------- */
 
 static void test_broadcast_bias_shapes(void **state) {
   (void)state;
@@ -698,7 +698,7 @@ static void test_zero_extents(void **state) {
   }
 }
 
-/* ---- Semantics ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Semantics ----------------------------------------------------------------------------------------------------- */
 
 static void test_order_of_operations(void **state) {
   (void)state;
@@ -897,8 +897,8 @@ static void test_versions(void **state) {
   (void)state;
   assert_int_equal(qkv_version(), QKV_VERSION_MAJOR * 10000 + QKV_VERSION_MINOR * 100 + QKV_VERSION_PATCH);
   assert_int_equal(qkv_order(), 1);
-#define EXPECT_TEXT(name, number, text)                 \
-  assert_int_equal(name, number);                       \
+#define EXPECT_TEXT(name, number, text) \
+  assert_int_equal(name, number);       \
   assert_string_equal(qkv_status_text(number), text);
   QKV_STATUS_LIST(EXPECT_TEXT)
 #undef EXPECT_TEXT
@@ -907,39 +907,39 @@ static void test_versions(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_row_without_keys),
-  cmocka_unit_test(test_lowest_bias_is_a_mean),
-  cmocka_unit_test(test_finite_bias_is_no_mask),
-  cmocka_unit_test(test_large_negative_logits),
-  cmocka_unit_test(test_huge_dot_product),
-  cmocka_unit_test(test_softcap_saturates),
-  cmocka_unit_test(test_softcap_before_mask),
-  cmocka_unit_test(test_many_equal_logits),
-  cmocka_unit_test(test_smallest_weight),
-  cmocka_unit_test(test_visible_only_at_the_end),
-  cmocka_unit_test(test_causal_alignment),
-  cmocka_unit_test(test_start_aligned_single_query),
-  cmocka_unit_test(test_windows),
-  cmocka_unit_test(test_causal_and_mask),
-  cmocka_unit_test(test_documents),
-  cmocka_unit_test(test_dense_bytes),
-  cmocka_unit_test(test_lengths_move_positions),
-  cmocka_unit_test(test_broadcast_bias_shapes),
-  cmocka_unit_test(test_bias_beyond_4_gib),
-  cmocka_unit_test(test_grouped_heads),
-  cmocka_unit_test(test_alibi_slopes),
-  cmocka_unit_test(test_batch_with_lengths),
-  cmocka_unit_test(test_ragged),
-  cmocka_unit_test(test_zero_extents),
-  cmocka_unit_test(test_order_of_operations),
-  cmocka_unit_test(test_visible_nan_stays_in_its_row),
-  cmocka_unit_test(test_infinite_scores),
-  cmocka_unit_test(test_lse),
-  cmocka_unit_test(test_ones_give_exactly_one),
-  cmocka_unit_test(test_uniform_attention),
-  cmocka_unit_test(test_relative_bias_table),
-  cmocka_unit_test(test_describe),
-  cmocka_unit_test(test_versions),
+    cmocka_unit_test(test_row_without_keys),
+    cmocka_unit_test(test_lowest_bias_is_a_mean),
+    cmocka_unit_test(test_finite_bias_is_no_mask),
+    cmocka_unit_test(test_large_negative_logits),
+    cmocka_unit_test(test_huge_dot_product),
+    cmocka_unit_test(test_softcap_saturates),
+    cmocka_unit_test(test_softcap_before_mask),
+    cmocka_unit_test(test_many_equal_logits),
+    cmocka_unit_test(test_smallest_weight),
+    cmocka_unit_test(test_visible_only_at_the_end),
+    cmocka_unit_test(test_causal_alignment),
+    cmocka_unit_test(test_start_aligned_single_query),
+    cmocka_unit_test(test_windows),
+    cmocka_unit_test(test_causal_and_mask),
+    cmocka_unit_test(test_documents),
+    cmocka_unit_test(test_dense_bytes),
+    cmocka_unit_test(test_lengths_move_positions),
+    cmocka_unit_test(test_broadcast_bias_shapes),
+    cmocka_unit_test(test_bias_beyond_4_gib),
+    cmocka_unit_test(test_grouped_heads),
+    cmocka_unit_test(test_alibi_slopes),
+    cmocka_unit_test(test_batch_with_lengths),
+    cmocka_unit_test(test_ragged),
+    cmocka_unit_test(test_zero_extents),
+    cmocka_unit_test(test_order_of_operations),
+    cmocka_unit_test(test_visible_nan_stays_in_its_row),
+    cmocka_unit_test(test_infinite_scores),
+    cmocka_unit_test(test_lse),
+    cmocka_unit_test(test_ones_give_exactly_one),
+    cmocka_unit_test(test_uniform_attention),
+    cmocka_unit_test(test_relative_bias_table),
+    cmocka_unit_test(test_describe),
+    cmocka_unit_test(test_versions),
 };
 
 TEST_MAIN(tests)

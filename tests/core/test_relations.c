@@ -9,8 +9,8 @@
 #include "rng.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define EVERY_ISA for (int isa_index = 0; isa_index < test_isas; isa_index++)
-#define ISA (test_isa[isa_index])
+#define EVERY_ISA    for (int isa_index = 0; isa_index < test_isas; isa_index++)
+#define ISA          (test_isa[isa_index])
 
 static int64_t dim_v(const qkv_problem *p) { return p->head_dim_v > 0 ? p->head_dim_v : p->head_dim; }
 
@@ -67,18 +67,18 @@ static void expect_scaled(const qkv_problem *a, qkv_problem *b, double factor, c
   }
 }
 
-/* ---- Layout, batch, threads, forced paths ------------------------------------------------------------------------------------ */
+/* ---- Layout, batch, threads, forced paths -------------------------------------------------------------------------- */
 
 static const char *const varied[] = {
-  "f32 b2 h4/2 q130 k200 d33/20 causal lse seed:1",
-  "f32 b3 h2/1 q70 k70 d16 window:20,3 softcap:5 lengths kvpos lse seed:2",
-  "f32 b2 h3 q65 k513 d8/65 bias alibi sinks dense documents lse seed:3",
-  "f64 b2 h2/1 q66 k130 d9/7 causal or:prefix:5 biasinf:h1 lse seed:4",
-  "f32 b4 h2 q150 k900 d17 ragged causal tile lse seed:5",
-  "f32 h8/1 q1 k1100 d64 causal lse seed:6",
-  "f32 b2 h12/4 q3 k640 d32 start causal window:90,90 sinks:b lse seed:7",
-  "f32 b2 h2 q67 k129 d24 standard causal bias alibi:b sinks lse seed:8",
-  "f64 b2 h2 q20 k600 d5 standard dense or:causal lengths lse seed:9",
+    "f32 b2 h4/2 q130 k200 d33/20 causal lse seed:1",
+    "f32 b3 h2/1 q70 k70 d16 window:20,3 softcap:5 lengths kvpos lse seed:2",
+    "f32 b2 h3 q65 k513 d8/65 bias alibi sinks dense documents lse seed:3",
+    "f64 b2 h2/1 q66 k130 d9/7 causal or:prefix:5 biasinf:h1 lse seed:4",
+    "f32 b4 h2 q150 k900 d17 ragged causal tile lse seed:5",
+    "f32 h8/1 q1 k1100 d64 causal lse seed:6",
+    "f32 b2 h12/4 q3 k640 d32 start causal window:90,90 sinks:b lse seed:7",
+    "f32 b2 h2 q67 k129 d24 standard causal bias alibi:b sinks lse seed:8",
+    "f64 b2 h2 q20 k600 d5 standard dense or:causal lengths lse seed:9",
 };
 
 static void test_layouts(void **state) {
@@ -139,7 +139,8 @@ static void test_ragged_is_padded(void **state) {
     shape.kv_length = kv_length;
     test_copy_make(&padded, &shape);
     int64_t dv = dim_v(p);
-    float *q = test_alloc((size_t)(4 * 4 * rows * p->head_dim) * 4), *k = test_alloc((size_t)(4 * 2 * keys * p->head_dim) * 4);
+    float *q = test_alloc((size_t)(4 * 4 * rows * p->head_dim) * 4),
+          *k = test_alloc((size_t)(4 * 2 * keys * p->head_dim) * 4);
     float *v = test_alloc((size_t)(4 * 2 * keys * dv) * 4);
     padded.p.q = qkv_bhsd(q, QKV_F32, 4, rows, p->head_dim);
     padded.p.k = qkv_bhsd(k, QKV_F32, 2, keys, p->head_dim);
@@ -223,11 +224,11 @@ static qkv_problem rows_of(const qkv_problem *p, int64_t first, int64_t last, in
 static void test_chunks(void **state) {
   (void)state;
   static const char *const texts[] = {
-    "f32 b2 h4/2 q150 k150 d20/9 causal lse seed:1",
-    "f32 h8/1 q200 k700 d16 causal window:600,0 sinks alibi softcap:4 lse seed:2",
-    "f32 b2 h2 q140 k140 d8 kvpos causal bias tile documents lse seed:3",
-    "f64 h4/2 q130 k600 d5/3 causal or:prefix:7 lse seed:4",
-    "f32 h2 q100 k90 d8 causal standard lse seed:5",
+      "f32 b2 h4/2 q150 k150 d20/9 causal lse seed:1",
+      "f32 h8/1 q200 k700 d16 causal window:600,0 sinks alibi softcap:4 lse seed:2",
+      "f32 b2 h2 q140 k140 d8 kvpos causal bias tile documents lse seed:3",
+      "f64 h4/2 q130 k600 d5/3 causal or:prefix:7 lse seed:4",
+      "f32 h2 q100 k90 d8 causal standard lse seed:5",
   };
   for (size_t n = 0; n < COUNT(texts); n++) {
     problem_case c;
@@ -239,10 +240,15 @@ static void test_chunks(void **state) {
       for (int round = 0; round < 4; round++) {
         int64_t rows = c.problem.seqlen_q;
         rng r = {n, (uint64_t)round, 0};
-        memset(parts.out, 0xff, (size_t)(c.problem.batch * c.problem.num_heads * rows * dim_v(&c.problem)) * problem_dtype_of(c.spec.dtype)->size);
+        memset(parts.out, 0xff,
+               (size_t)(c.problem.batch * c.problem.num_heads * rows * dim_v(&c.problem)) *
+                   problem_dtype_of(c.spec.dtype)->size);
         for (int64_t first = 0; first < rows;) {
           /* One by one, all at once, and cuts anywhere. */
-          int64_t step = round == 0 ? 1 : round == 1 ? 64 : rng_range(&r, 1, 90), last = first + step < rows ? first + step : rows;
+          int64_t step = round == 0   ? 1
+                         : round == 1 ? 64
+                                      : rng_range(&r, 1, 90),
+                  last = first + step < rows ? first + step : rows;
           int32_t positions[4];
           qkv_problem part = rows_of(&parts.p, first, last, positions);
           test_run(ISA, &part);
@@ -281,7 +287,7 @@ static void test_decode_with_a_growing_cache(void **state) {
   problem_free(&c);
 }
 
-/* ---- Spellings of a mask --------------------------------------------------------------------------------------------------------- */
+/* ---- Spellings of a mask ------------------------------------------------------------------------------------------- */
 
 static int32_t oracle_callback(void *user, const qkv_tile *t, uint64_t *bits) {
   for (int64_t k = 0; k < t->keys; k++) {
@@ -294,10 +300,27 @@ static int32_t oracle_callback(void *user, const qkv_tile *t, uint64_t *bits) {
 
 static void test_mask_spellings(void **state) {
   (void)state;
-  static const char *const masks[] = {
-    "causal", "causal_start", "window:70,0", "window:5,9", "window:0,0", "window:-1,3", "prefix:70", "documents", "documents2",
-    "dense:30", "tile", "causal window:64,64 or:prefix:3", "causal documents or:window:10,10 or:prefix:2", "dense tile or:causal",
-    "causal start kvpos", "causal lengths", "window:100,20 pos kvpos lengths", "prefix:600 kvpos", "documents lengths kvpos", "documents2 pos", "q70 causal"};
+  static const char *const masks[] = {"causal",
+                                      "causal_start",
+                                      "window:70,0",
+                                      "window:5,9",
+                                      "window:0,0",
+                                      "window:-1,3",
+                                      "prefix:70",
+                                      "documents",
+                                      "documents2",
+                                      "dense:30",
+                                      "tile",
+                                      "causal window:64,64 or:prefix:3",
+                                      "causal documents or:window:10,10 or:prefix:2",
+                                      "dense tile or:causal",
+                                      "causal start kvpos",
+                                      "causal lengths",
+                                      "window:100,20 pos kvpos lengths",
+                                      "prefix:600 kvpos",
+                                      "documents lengths kvpos",
+                                      "documents2 pos",
+                                      "q70 causal"};
   for (size_t n = 0; n < COUNT(masks); n++) {
     problem_case c;
     test_open(&c, 0, "f32 b2 h2 q200 k333 d6/5 lse seed:%d %s", (int)n, masks[n]);
@@ -313,7 +336,8 @@ static void test_mask_spellings(void **state) {
         }
       }
     }
-    qkv_mask dense = qkv_dense(qkv_bhsd(bytes, QKV_U8, 2, p->seqlen_q, p->seqlen_kv), 0), tile = qkv_tiles(oracle_callback, p);
+    qkv_mask dense = qkv_dense(qkv_bhsd(bytes, QKV_U8, 2, p->seqlen_q, p->seqlen_kv), 0),
+             tile = qkv_tiles(oracle_callback, p);
     test_copy other;
     test_copy_make(&other, p);
     other.p.mask_count = 1;
@@ -371,11 +395,12 @@ static void test_infinite_bias_is_a_mask(void **state) {
   problem_free(&c);
 }
 
-/* ---- Invisible keys ------------------------------------------------------------------------------------------------------------ */
+/* ---- Invisible keys ------------------------------------------------------------------------------------------------ */
 
 static void test_invisible_keys(void **state) {
   (void)state;
-  static const char *const texts[] = {"f32 b2 h4/2 q70 k%d d12/9 causal lse seed:3", "f64 b2 h2 q40 k%d d5 window:90,4 sinks lse seed:4",
+  static const char *const texts[] = {"f32 b2 h4/2 q70 k%d d12/9 causal lse seed:3",
+                                      "f64 b2 h2 q40 k%d d5 window:90,4 sinks lse seed:4",
                                       "f32 b2 h4/2 q9 k%d d12/9 prefix:800 standard lse seed:5"};
   for (size_t n = 0; n < COUNT(texts); n++) {
     enum { KEYS = 300, MORE = 200 };
@@ -397,8 +422,10 @@ static void test_invisible_keys(void **state) {
     use_data(&many.p, &data);
     for (int64_t b = 0; b < 2; b++) {
       for (int64_t h = 0; h < p->num_kv_heads; h++) {
-        memset((char *)data.k.data + (size_t)problem_offset(p, &data.k, 'k', b, h, KEYS, 0) * size, 0xff, MORE * (size_t)p->head_dim * size);
-        memset((char *)data.v.data + (size_t)problem_offset(p, &data.v, 'k', b, h, KEYS, 0) * size, 0xff, MORE * (size_t)dim_v(p) * size);
+        memset((char *)data.k.data + (size_t)problem_offset(p, &data.k, 'k', b, h, KEYS, 0) * size, 0xff,
+               MORE * (size_t)p->head_dim * size);
+        memset((char *)data.v.data + (size_t)problem_offset(p, &data.v, 'k', b, h, KEYS, 0) * size, 0xff,
+               MORE * (size_t)dim_v(p) * size);
       }
     }
     same_everywhere(&few.p, &many.p, "keys appended, NaN");
@@ -411,7 +438,8 @@ static void test_invisible_keys(void **state) {
 
 static void test_keys_in_front(void **state) {
   (void)state;
-  static const char *const texts[] = {"f32 b2 h4/2 q70 k812 d12/9 causal lse seed:3", "f64 b2 h2 q40 k812 d5 window:90,4 sinks alibi lse seed:4",
+  static const char *const texts[] = {"f32 b2 h4/2 q70 k812 d12/9 causal lse seed:3",
+                                      "f64 b2 h2 q40 k812 d5 window:90,4 sinks alibi lse seed:4",
                                       "f32 b2 h2 q30 k812 d8 causal window:250,0 standard lse seed:5"};
   for (size_t n = 0; n < COUNT(texts); n++) {
     problem_case c;
@@ -422,8 +450,10 @@ static void test_keys_in_front(void **state) {
     size_t size = problem_dtype_of(c.spec.dtype)->size;
     for (int64_t b = 0; b < 2; b++) {
       for (int64_t h = 0; h < p->num_kv_heads; h++) {
-        memset((char *)p->k.data + (size_t)problem_offset(p, &p->k, 'k', b, h, 0, 0) * size, 0xff, 512 * (size_t)p->head_dim * size);
-        memset((char *)p->v.data + (size_t)problem_offset(p, &p->v, 'k', b, h, 0, 0) * size, 0xff, 512 * (size_t)dim_v(p) * size);
+        memset((char *)p->k.data + (size_t)problem_offset(p, &p->k, 'k', b, h, 0, 0) * size, 0xff,
+               512 * (size_t)p->head_dim * size);
+        memset((char *)p->v.data + (size_t)problem_offset(p, &p->v, 'k', b, h, 0, 0) * size, 0xff,
+               512 * (size_t)dim_v(p) * size);
       }
     }
     test_copy without, with_begin, with_mask;
@@ -457,9 +487,9 @@ static void test_keys_in_front(void **state) {
 static void test_nan_in_invisible_slots(void **state) {
   (void)state;
   static const char *const texts[] = {
-    "f32 b2 h4/2 q70 k300 d12/9 causal lse seed:3",       "f32 h2 q130 k130 d33 window:9,0 odd lse seed:4",
-    "f64 b2 h2 q40 k200 d5 dense biasinf lse seed:5",     "f32 b3 h2 q100 k200 d16 ragged lengths causal lse seed:6",
-    "f32 h2 q90 k200 d16 tile bias standard lse seed:7", "f32 h4/1 q3 k700 d40 window:20,0 or:prefix:2 lse seed:8"};
+      "f32 b2 h4/2 q70 k300 d12/9 causal lse seed:3",      "f32 h2 q130 k130 d33 window:9,0 odd lse seed:4",
+      "f64 b2 h2 q40 k200 d5 dense biasinf lse seed:5",    "f32 b3 h2 q100 k200 d16 ragged lengths causal lse seed:6",
+      "f32 h2 q90 k200 d16 tile bias standard lse seed:7", "f32 h4/1 q3 k700 d40 window:20,0 or:prefix:2 lse seed:8"};
   for (size_t n = 0; n < COUNT(texts); n++) {
     problem_case plain, poisoned;
     test_open(&plain, 0, "%s", texts[n]);
@@ -470,7 +500,7 @@ static void test_nan_in_invisible_slots(void **state) {
   }
 }
 
-/* ---- Heads, columns, powers of two ------------------------------------------------------------------------------------------------ */
+/* ---- Heads, columns, powers of two --------------------------------------------------------------------------------- */
 
 static void test_grouped_is_multi_head(void **state) {
   (void)state;
@@ -587,7 +617,7 @@ static void test_columns_of_v(void **state) {
   problem_free(&c);
 }
 
-/* ---- States ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- States -------------------------------------------------------------------------------------------------------- */
 
 enum { MAX_PARTS = 12, MAX_BATCH = 4 };
 
@@ -602,7 +632,8 @@ typedef struct part {
 static void part_make(part *to, const qkv_problem *p, int64_t from, int64_t end) {
   to->p = *p;
   for (int64_t b = 0; b < p->batch; b++) {
-    int64_t begin = p->kv_begin != NULL ? p->kv_begin[b] : 0, length = p->kv_length != NULL ? p->kv_length[b] : problem_keys(p, b);
+    int64_t begin = p->kv_begin != NULL ? p->kv_begin[b] : 0,
+            length = p->kv_length != NULL ? p->kv_length[b] : problem_keys(p, b);
     int64_t first = oracle_key_position(p, b, begin), last = first + length - begin;
     int64_t a = from > first ? from : first, z = end < last ? end : last;
     a = a < last ? a : last;
@@ -638,13 +669,13 @@ static void part_run(part *to, const char *isa, int flags) {
 }
 
 static const char *const cut_texts[] = {
-  "f32 h4/2 q20 k2600 d8/5 lse seed:1",
-  "f32 b2 h2 q70 k2100 d6 kvpos causal sinks alibi lse seed:2",
-  "f32 b3 h2/1 q1 k3000 d16 kvpos lengths window:1700,100 lse seed:3",
-  "f64 h2 q66 k1600 d5/7 causal dense bias softcap:3 lse seed:4",
-  "f32 b2 h2 q40 k1700 d8 documents2 or:prefix:40 lse seed:5",
-  "f32 b3 h2 q90 k4000 d8 ragged causal lse seed:6",
-  "f32 h2 q5 k2000 d8 big lse seed:7",
+    "f32 h4/2 q20 k2600 d8/5 lse seed:1",
+    "f32 b2 h2 q70 k2100 d6 kvpos causal sinks alibi lse seed:2",
+    "f32 b3 h2/1 q1 k3000 d16 kvpos lengths window:1700,100 lse seed:3",
+    "f64 h2 q66 k1600 d5/7 causal dense bias softcap:3 lse seed:4",
+    "f32 b2 h2 q40 k1700 d8 documents2 or:prefix:40 lse seed:5",
+    "f32 b3 h2 q90 k4000 d8 ragged causal lse seed:6",
+    "f32 h2 q5 k2000 d8 big lse seed:7",
 };
 
 static void test_states_merge_to_one_call(void **state) {
@@ -784,7 +815,8 @@ static void test_states_cut_elsewhere_are_accurate(void **state) {
 static void test_window_over_splits(void **state) {
   (void)state;
   const prove_options options = {PROVE_ALL, NULL};
-  static const char *const texts[] = {"f32 h2/1 q33 k2700 d16 window:2000,0 lse seed:1", "f32 q3 k4200 d8 causal window:1900,0 kvpos lse seed:2",
+  static const char *const texts[] = {"f32 h2/1 q33 k2700 d16 window:2000,0 lse seed:1",
+                                      "f32 q3 k4200 d8 causal window:1900,0 kvpos lse seed:2",
                                       "f64 q2 k3600 d4 causal window:2900,0 lse seed:3"};
   for (size_t n = 0; n < COUNT(texts); n++) {
     problem_spec spec;
@@ -797,25 +829,25 @@ static void test_window_over_splits(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_layouts),
-  cmocka_unit_test(test_alone_forced_executors),
-  cmocka_unit_test(test_ragged_is_padded),
-  cmocka_unit_test(test_chunks),
-  cmocka_unit_test(test_decode_with_a_growing_cache),
-  cmocka_unit_test(test_mask_spellings),
-  cmocka_unit_test(test_bias_zero_and_sink_infinity_are_none),
-  cmocka_unit_test(test_infinite_bias_is_a_mask),
-  cmocka_unit_test(test_invisible_keys),
-  cmocka_unit_test(test_keys_in_front),
-  cmocka_unit_test(test_nan_in_invisible_slots),
-  cmocka_unit_test(test_grouped_is_multi_head),
-  cmocka_unit_test(test_powers_of_two),
-  cmocka_unit_test(test_head_dim_padded_with_zeros),
-  cmocka_unit_test(test_columns_of_v),
-  cmocka_unit_test(test_states_merge_to_one_call),
-  cmocka_unit_test(test_merge_with_empty),
-  cmocka_unit_test(test_states_cut_elsewhere_are_accurate),
-  cmocka_unit_test(test_window_over_splits),
+    cmocka_unit_test(test_layouts),
+    cmocka_unit_test(test_alone_forced_executors),
+    cmocka_unit_test(test_ragged_is_padded),
+    cmocka_unit_test(test_chunks),
+    cmocka_unit_test(test_decode_with_a_growing_cache),
+    cmocka_unit_test(test_mask_spellings),
+    cmocka_unit_test(test_bias_zero_and_sink_infinity_are_none),
+    cmocka_unit_test(test_infinite_bias_is_a_mask),
+    cmocka_unit_test(test_invisible_keys),
+    cmocka_unit_test(test_keys_in_front),
+    cmocka_unit_test(test_nan_in_invisible_slots),
+    cmocka_unit_test(test_grouped_is_multi_head),
+    cmocka_unit_test(test_powers_of_two),
+    cmocka_unit_test(test_head_dim_padded_with_zeros),
+    cmocka_unit_test(test_columns_of_v),
+    cmocka_unit_test(test_states_merge_to_one_call),
+    cmocka_unit_test(test_merge_with_empty),
+    cmocka_unit_test(test_states_cut_elsewhere_are_accurate),
+    cmocka_unit_test(test_window_over_splits),
 };
 
 TEST_MAIN(tests)

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const texts[] = {
-  "f32 b2 h4/2 q200 k700 d16 causal lse seed:1",     "f32 h8/1 q1 k2100 d32 lse seed:2",
-  "f32 b3 h2 q100 k900 d8 ragged lengths window:200,3 sinks lse seed:3", "f64 h2 q70 k1300 d5 tile dense bias lse seed:4",
-  "f32 b2 h2 q90 k200 d16 standard causal softcap:4 lse seed:5"};
+static const char *const texts[] = {"f32 b2 h4/2 q200 k700 d16 causal lse seed:1", "f32 h8/1 q1 k2100 d32 lse seed:2",
+                                    "f32 b3 h2 q100 k900 d8 ragged lengths window:200,3 sinks lse seed:3",
+                                    "f64 h2 q70 k1300 d5 tile dense bias lse seed:4",
+                                    "f32 b2 h2 q90 k200 d16 standard causal softcap:4 lse seed:5"};
 enum { TEXTS = sizeof texts / sizeof texts[0] };
 
 static void test_threads_in_one_call(void **state) {
@@ -108,7 +108,8 @@ static void test_cancel(void **state) {
 /* Serial executors find work for many workers where there is some. */
 static void test_tasks_are_many(void **state) {
   (void)state;
-  static const char *const cases[] = {"f32 h8 q512 k512 d16 causal", "f32 h1 q1 k16384 d16", "f32 h2 q64 k8192 d16", "f32 b16 h8 q1 k512 d16"};
+  static const char *const cases[] = {"f32 h8 q512 k512 d16 causal", "f32 h1 q1 k16384 d16", "f32 h2 q64 k8192 d16",
+                                      "f32 b16 h8 q1 k512 d16"};
   for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
     problem_case c;
     test_open(&c, 0, "%s", cases[n]);
@@ -123,10 +124,10 @@ static void test_tasks_are_many(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {
-  cmocka_unit_test(test_threads_in_one_call),
-  cmocka_unit_test(test_threads_with_calls_of_their_own),
-  cmocka_unit_test(test_cancel),
-  cmocka_unit_test(test_tasks_are_many),
+    cmocka_unit_test(test_threads_in_one_call),
+    cmocka_unit_test(test_threads_with_calls_of_their_own),
+    cmocka_unit_test(test_cancel),
+    cmocka_unit_test(test_tasks_are_many),
 };
 
 TEST_MAIN(tests)
