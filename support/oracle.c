@@ -15,6 +15,7 @@ struct oracle {
   int64_t dv, capacity, keys; /* keys of the entry at hand */
   int64_t entry, kv_head;     /* whose panel is loaded; -1: none */
   double unit, step, largest, flush, exp_ulp, tanh_ulp;
+  double out_unit, out_step, out_largest; /* of 16-bit results; 0: none */
   void *memory;
   void *k, *v, *q, *s, *eta, *w, *e, *mean, *size, *error, *most, *least, *peak;
   int *column_kind;
@@ -156,6 +157,12 @@ oracle *oracle_new(const qkv_problem *p) {
   o->flush = wide ? 0x1p-1020 : 0x1p-124;
   o->exp_ulp = wide ? 2 : 1.2;
   o->tanh_ulp = wide ? 8 : 5.2;
+  const problem_dtype *out = problem_dtype_of(p->out.dtype);
+  if (out != NULL && out->size == 2) {
+    o->out_unit = out->unit;
+    o->out_step = out->step;
+    o->out_largest = out->largest;
+  }
   size_t real = wide ? sizeof(long double) : sizeof(double);
   size_t keys = (size_t)o->capacity, d = (size_t)p->head_dim, dv = (size_t)o->dv;
   const struct {

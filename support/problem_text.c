@@ -44,9 +44,51 @@ static void store_nan_f64(void *to, uint64_t choice) {
   memcpy(to, &bits[choice % 7], sizeof bits[0]);
 }
 
+/* A 16-bit format of `fraction` bits: sign, exponent, fraction. */
+static double load_16(const void *from, int fraction) {
+  uint16_t h;
+  memcpy(&h, from, sizeof h);
+  int top = (1 << (15 - fraction)) - 1, bias = top >> 1, exponent = h >> fraction & top, low = h & ((1 << fraction) - 1);
+  double x = exponent == top ? low != 0 ? (double)NAN : (double)INFINITY
+             : exponent == 0 ? ldexp(low, 1 - bias - fraction)
+                             : ldexp((1 << fraction) + low, exponent - bias - fraction);
+  return h & 0x8000 ? -x : x;
+}
+static void store_16(void *to, double value, int fraction) {
+  int top = (1 << (15 - fraction)) - 1, bias = top >> 1, e;
+  uint32_t bits = 0;
+  double x = fabs(value);
+  if (isnan(value)) {
+    bits = (uint32_t)top << fraction | 1u << (fraction - 1);
+  } else if (x > 0) {
+    frexp(x, &e);
+    e = isinf(x) ? bias + 1 : e - 1 < 1 - bias ? 1 - bias : e - 1; /* x = a fraction below 2, times 2^e */
+    double units = isinf(x) ? ldexp(1, fraction) : nearbyint(ldexp(x, fraction - e));
+    /* A carry out of the fraction goes into the exponent, and from the largest number to infinity. */
+    bits = (uint32_t)(units + ldexp(e + bias - 1, fraction));
+    bits = bits > (uint32_t)top << fraction ? (uint32_t)top << fraction : bits;
+  }
+  uint16_t h = (uint16_t)(bits | (signbit(value) ? 0x8000u : 0));
+  memcpy(to, &h, sizeof h);
+}
+static double load_f16(const void *from) { return load_16(from, 10); }
+static void store_f16(void *to, double value) { store_16(to, value, 10); }
+static void store_nan_f16(void *to, uint64_t choice) {
+  static const uint16_t bits[] = {0x7e01, 0xffff, 0x7e00, 0x7c01, 0xfda5, 0x7c00, 0xfc00};
+  memcpy(to, &bits[choice % 7], sizeof bits[0]);
+}
+static double load_bf16(const void *from) { return load_16(from, 7); }
+static void store_bf16(void *to, double value) { store_16(to, value, 7); }
+static void store_nan_bf16(void *to, uint64_t choice) {
+  static const uint16_t bits[] = {0x7fc1, 0xffff, 0x7fc0, 0x7f81, 0xffa5, 0x7f80, 0xff80};
+  memcpy(to, &bits[choice % 7], sizeof bits[0]);
+}
+
 static const problem_dtype dtypes[] = {
-    {"f32", QKV_F32, 4, load_f32, store_f32, store_nan_f32},
-    {"f64", QKV_F64, 8, load_f64, store_f64, store_nan_f64},
+    {"f32", QKV_F32, 4, load_f32, store_f32, store_nan_f32, 0x1p-24, 0x1p-150, (double)FLT_MAX, 30, -70, -140},
+    {"f64", QKV_F64, 8, load_f64, store_f64, store_nan_f64, 0x1p-53, 0x1p-1074, DBL_MAX, 30, -530, -1060},
+    {"bf16", QKV_BF16, 2, load_bf16, store_bf16, store_nan_bf16, 0x1p-8, 0x1p-134, 0x1.fep127, 30, -64, -128},
+    {"f16", QKV_F16, 2, load_f16, store_f16, store_nan_f16, 0x1p-11, 0x1p-25, 65504, 3, -9, -20},
 };
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
@@ -74,6 +116,7 @@ static const char *const data_names[PROBLEM_DATA_KINDS] = {"plain", "big", "tiny
 static const char *const nan_names[] = {"", "nan", "visnan"};
 static const char *const bias_names[] = {"", "bias", "biasinf", "biaslow"};
 static const char axis_names[] = "bhqk";
+static const char *const tensor_names[4] = {"q", "k", "v", "out"};
 
 /* Numbers after the colon: how many are needed, and allowed. */
 static const struct {
@@ -93,6 +136,12 @@ static bool complain(char *error, size_t bytes, const char *format, ...) {
   }
   return false;
 }
+
+int32_t problem_tensor_dtype(const problem_spec *s, int tensor) {
+  return s->tensor_dtype[tensor] != 0 ? s->tensor_dtype[tensor] : s->dtype;
+}
+
+int32_t problem_arithmetic(const problem_spec *s) { return s->dtype == QKV_F64 ? QKV_F64 : QKV_F32; }
 
 problem_spec problem_spec_default(void) {
   problem_spec s;
@@ -234,6 +283,16 @@ static bool parse_word(problem_spec *s, char *word) {
     s->ragged_kv = rest == NULL || strcmp(rest, "kv") == 0;
     return s->ragged_q || s->ragged_kv;
   }
+  dtype = rest != NULL ? problem_dtype_named(rest) : NULL;
+  if (dtype != NULL) {
+    for (int t = 0; t < 4; t++) {
+      if (strcmp(word, tensor_names[t]) == 0 || (strcmp(word, "kv") == 0 && (t == 1 || t == 2))) {
+        s->tensor_dtype[t] = dtype->code;
+        rest = NULL;
+      }
+    }
+    return rest == NULL;
+  }
   if (strcmp(word, "alibi") == 0 || strcmp(word, "sinks") == 0) {
     bool *flag = word[0] == 'a' ? &s->alibi : &s->sinks;
     bool *per_entry = word[0] == 'a' ? &s->alibi_batch : &s->sinks_batch;
@@ -293,6 +352,11 @@ bool problem_valid(const problem_spec *s, char *error, size_t bytes) {
   if (s->num_kv_heads == 0 ? s->num_heads != 0 : s->num_heads % s->num_kv_heads != 0) {
     return complain(error, bytes, "problem text: h%" PRId64 "/%" PRId64 " is not a whole number of heads per group",
                     s->num_heads, s->num_kv_heads);
+  }
+  for (int t = 0; t < 4; t++) {
+    if ((problem_tensor_dtype(s, t) == QKV_F64) != (s->dtype == QKV_F64)) {
+      return complain(error, bytes, "problem text: %s: all of q, k, v, out are f64 or none", tensor_names[t]);
+    }
   }
   if (s->batch == 0 && ((s->ragged_q && s->seqlen_q != 0) || (s->ragged_kv && s->seqlen_kv != 0))) {
     return complain(error, bytes, "problem text: a ragged batch of 0 entries has no rows");
@@ -367,6 +431,11 @@ void problem_print(const problem_spec *s, char *text, size_t bytes) {
   put(&to, " q%" PRId64 " k%" PRId64 " d%" PRId64, s->seqlen_q, s->seqlen_kv, s->head_dim);
   if (s->head_dim_v != s->head_dim) {
     put(&to, "/%" PRId64, s->head_dim_v);
+  }
+  for (int t = 0; t < 4; t++) {
+    if (problem_tensor_dtype(s, t) != s->dtype) {
+      put(&to, " %s:%s", tensor_names[t], problem_dtype_of(s->tensor_dtype[t])->name);
+    }
   }
   if (s->algorithm == QKV_STANDARD) {
     put(&to, " standard");
@@ -477,7 +546,7 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
                                      {6, 3}, {12, 12}, {32, 8}, {28, 4}, {8, 1}, {9, 3}};
   rng state = {seed, index, 0}, *r = &state;
   problem_spec s = problem_spec_default();
-  s.dtype = dtypes[rng_chance(r, 70) ? 0 : rng_below(r, DTYPES)].code;
+  s.dtype = rng_chance(r, 70) || rng_chance(r, 50) ? QKV_F32 : QKV_F64;
   s.seed = rng_next(r) % 1000000;
   s.batch = rng_chance(r, 60) ? 1 : rng_range(r, 1, 4);
   const int64_t *pair = heads[rng_below(r, sizeof heads / sizeof heads[0])];
@@ -545,6 +614,14 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
     s.mask[s.mask_count] = random_mask(r, &s);
     s.mask[s.mask_count].join = s.mask_count > 0 && rng_chance(r, 45);
     s.mask_count++;
+  }
+  if (s.dtype == QKV_F32 && rng_chance(r, 20)) {
+    static const int32_t types[] = {QKV_F16, QKV_BF16, QKV_F32};
+    s.dtype = types[rng_below(r, 3)];
+    for (int t = 0; t < 4 && rng_chance(r, 50); t++) {
+      int32_t type = types[rng_below(r, 3)];
+      s.tensor_dtype[t] = type != s.dtype ? type : 0;
+    }
   }
   *spec = s;
 }
@@ -728,16 +805,16 @@ static int64_t plain_offset(const qkv_tensor *t, const int64_t at[4]) {
   return offset;
 }
 
-static double pick_value(const problem_spec *s, uint64_t stream, uint64_t index, const shape *n, const int64_t at[4]) {
+static double pick_value(const problem_spec *s, const problem_dtype *d, uint64_t stream, uint64_t index, const shape *n,
+                         const int64_t at[4]) {
   double x = rng_normal_at(s->seed, stream, index);
-  bool f64 = s->dtype == QKV_F64;
   switch (s->data) {
   case PROBLEM_BIG: {
     /* Scores near 1e4 and more; rows of v between 1 and 2^90. */
     uint64_t row = rng_at(s->seed, stream + 100, (uint64_t)((at[0] * n->n[1] + at[1]) * n->n[2] + at[2]));
-    return stream == STREAM_V ? ldexp(x, (int)(row % 4) * 30) : ldexp(x, (int)(row % 6));
+    return stream == STREAM_V ? ldexp(x, (int)(row % 4) * d->big_v) : ldexp(x, (int)(row % 6));
   }
-  case PROBLEM_TINY: return ldexp(x, stream == STREAM_V ? (f64 ? -1060 : -140) : (f64 ? -530 : -70));
+  case PROBLEM_TINY: return ldexp(x, stream == STREAM_V ? d->tiny_v : d->tiny_qk);
   case PROBLEM_ONES: return stream == STREAM_V ? 1 : x;
   default: return x;
   }
@@ -751,7 +828,7 @@ static void fill(const problem_spec *s, const qkv_tensor *t, uint64_t stream, sh
     for (at[1] = 0; at[1] < n.n[1]; at[1]++) {
       for (at[2] = 0; at[2] < n.n[2]; at[2]++) {
         for (at[3] = 0; at[3] < n.n[3]; at[3]++) {
-          d->store((char *)t->data + plain_offset(t, at) * (int64_t)d->size, pick_value(s, stream, index++, &n, at));
+          d->store((char *)t->data + plain_offset(t, at) * (int64_t)d->size, pick_value(s, d, stream, index++, &n, at));
         }
       }
     }
@@ -760,7 +837,7 @@ static void fill(const problem_spec *s, const qkv_tensor *t, uint64_t stream, sh
 
 static void fill_bias(const problem_spec *s, const qkv_tensor *t, shape n) {
   const problem_dtype *d = problem_dtype_of(t->dtype);
-  double lowest = t->dtype == QKV_F64 ? -DBL_MAX : -(double)FLT_MAX;
+  double lowest = -d->largest;
   uint64_t index = 0;
   int64_t at[4];
   for (at[0] = 0; at[0] < n.n[0]; at[0]++) {
@@ -1066,11 +1143,11 @@ static bool build(problem_case *c) {
   shape v = {{bk, s->num_kv_heads, s->seqlen_kv, s->head_dim_v}}, out = {{bq, s->num_heads, s->seqlen_q, s->head_dim_v}};
   shape lse = {{bq, s->num_heads, s->seqlen_q, 1}};
   int out_layout = s->layout == PROBLEM_BROADCAST ? PROBLEM_BHSD : s->layout == PROBLEM_NEG ? PROBLEM_BSHD : s->layout;
-  if (!lay(c, PROBLEM_BUFFER_Q, &p->q, s->dtype, q, s->layout, NULL) ||
-      !lay(c, PROBLEM_BUFFER_K, &p->k, s->dtype, k, s->layout, NULL) ||
-      !lay(c, PROBLEM_BUFFER_V, &p->v, s->dtype, v, s->layout, NULL) ||
-      !lay(c, PROBLEM_BUFFER_OUT, &p->out, s->dtype, out, out_layout, NULL) ||
-      (s->lse && !lay(c, PROBLEM_BUFFER_LSE, &p->lse, s->dtype, lse, out_layout, NULL))) {
+  if (!lay(c, PROBLEM_BUFFER_Q, &p->q, problem_tensor_dtype(s, 0), q, s->layout, NULL) ||
+      !lay(c, PROBLEM_BUFFER_K, &p->k, problem_tensor_dtype(s, 1), k, s->layout, NULL) ||
+      !lay(c, PROBLEM_BUFFER_V, &p->v, problem_tensor_dtype(s, 2), v, s->layout, NULL) ||
+      !lay(c, PROBLEM_BUFFER_OUT, &p->out, problem_tensor_dtype(s, 3), out, out_layout, NULL) ||
+      (s->lse && !lay(c, PROBLEM_BUFFER_LSE, &p->lse, problem_arithmetic(s), lse, out_layout, NULL))) {
     return false;
   }
   p->lse.stride[3] = 0;
@@ -1079,8 +1156,8 @@ static bool build(problem_case *c) {
   fill(s, &p->v, STREAM_V, v);
   if (s->bias != PROBLEM_NO_BIAS) {
     shape n = {{s->batch, s->num_heads, largest(c, problem_rows), largest(c, problem_keys)}};
-    /* f64 takes a bias in f32 too. */
-    int32_t dtype = s->dtype == QKV_F64 && (s->seed & 4) == 0 ? QKV_F32 : s->dtype;
+    /* f64 and the 16-bit types take a bias in f32 too. */
+    int32_t dtype = s->dtype != QKV_F32 && (s->seed & 4) == 0 ? QKV_F32 : s->dtype;
     if (!lay(c, PROBLEM_BUFFER_BIAS, &p->bias, dtype, n, s->layout, s->bias_broadcast)) {
       return false;
     }

@@ -4,7 +4,8 @@
  *
  * Words may stand in any order and are separated by blanks; a text is complete without any of them.
  *
- *   f32 | f64                    arithmetic and element type of q, k, v, out, lse
+ *   f32 | f64 | bf16 | f16       element type of q, k, v, out; f64 means f64 arithmetic, the others f32 (and lse f32)
+ *   q:TYPE k:TYPE v:TYPE out:TYPE kv:TYPE    another one for some of them
  *   bB hH[/HKV] qN kN dD[/DV]    extents (default b1 h1 q1 k1 d64; HKV = H, DV = D)
  *   standard                     the materialising algorithm
  *   start | pos                  queries aligned at the start | at random explicit positions, one per entry
@@ -43,6 +44,8 @@ typedef struct problem_dtype {
   double (*load)(const void *from);
   void (*store)(void *to, double value);
   void (*store_nan)(void *to, uint64_t choice); /* NaN with odd payloads and signs, and infinities */
+  double unit, step, largest;                   /* rounding: relative, of subnormal numbers, and the largest finite number */
+  int big_v, tiny_qk, tiny_v;                   /* powers of two that scale the data `big` (steps of v) and `tiny` */
 } problem_dtype;
 
 /* The row of a dtype, or NULL. */
@@ -76,6 +79,7 @@ typedef struct problem_mask {
 
 typedef struct problem_spec {
   int32_t dtype, algorithm, align;
+  int32_t tensor_dtype[4]; /* of q, k, v, out; 0: dtype */
   int64_t batch, num_heads, num_kv_heads, seqlen_q, seqlen_kv, head_dim, head_dim_v;
   double scale, softcap;
   int bias;
@@ -97,6 +101,10 @@ bool problem_valid(const problem_spec *spec, char *error, size_t bytes);
 /* The index-th random problem of a seed: small extents, the neighbours of 64 and 512, the head counts and head dims that
  * are in use, all options. Its problem_cost is at most max_cost. */
 void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec);
+/* Of q (0), k, v and out (3). */
+int32_t problem_tensor_dtype(const problem_spec *spec, int tensor);
+/* QKV_F32 or QKV_F64. */
+int32_t problem_arithmetic(const problem_spec *spec);
 /* Multiply-adds, without any mask. */
 double problem_cost(const problem_spec *spec);
 

@@ -145,8 +145,14 @@ static bool with_executors(proof *f, const char *isa) {
 }
 
 static bool with_flags(proof *f, const char *isa) {
-  static const uint32_t flags[] = {
-      QKV_FORCE_PARTIAL, QKV_FORCE_PARTIAL | QKV_FORCE_SELECT, QKV_FORCE_STAGE, QKV_FORCE_SPLIT, QKV_NO_SKIP, 31};
+  static const uint32_t flags[] = {QKV_FORCE_PARTIAL,
+                                   QKV_FORCE_PARTIAL | QKV_FORCE_SELECT,
+                                   QKV_FORCE_STAGE,
+                                   QKV_FORCE_SPLIT,
+                                   QKV_NO_SKIP,
+                                   QKV_FORCE_FUSE,
+                                   QKV_FORCE_FUSE | QKV_FORCE_STAGE,
+                                   63};
   for (size_t n = 0; n < sizeof flags / sizeof flags[0]; n++) {
     executor e = executor_make(EXECUTOR_SHUFFLED, 4, f->c.spec.seed);
     qkv_context context = executor_context(&e);
@@ -292,7 +298,10 @@ static bool smaller(problem_spec *s, int which) {
   case 15: s->align = QKV_ALIGN_END; return true;
   case 16: s->algorithm = QKV_FLASH; return true;
   case 17: s->seed = s->seed > 20 ? s->seed % 20 : s->seed; return true;
-  case 18: s->dtype = QKV_F32; return true;
+  case 18:
+    s->dtype = QKV_F32;
+    memset(s->tensor_dtype, 0, sizeof s->tensor_dtype);
+    return true;
   default: break;
   }
   which -= 15 + 19;

@@ -147,6 +147,12 @@ typedef struct qkv_mask {
  * (batch, heads, seqlen_q, seqlen_kv) score tensor; an order of its own. */
 enum { QKV_FLASH = 0, QKV_STANDARD = 1 };
 
+/* CANONICAL: the order of docs/NUMERICS.md, the same bits everywhere. FAST: where q, k and v are BF16 and the CPU multiplies bf16 in
+ * hardware (AMX, AVX512-BF16), by these instructions, with weights rounded to bf16: several times faster, less accurate (the bound is
+ * in docs/NUMERICS.md), the same bits for any thread count and batch but not on every CPU. Elsewhere FAST is CANONICAL; qkv_describe
+ * says which. The first FAST call on Linux asks the system for the AMX registers, a right of the whole process. */
+enum { QKV_CANONICAL = 0, QKV_FAST = 1 };
+
 /* Where the queries of an entry stand, relative to its keys. Key j has position kv_position + j - kv_begin. Query i has
  *   END       i + kv_position + (kv_length - kv_begin) - q_length: the last query stands at the last key
  *   START     i + kv_position - kv_begin: query i stands at key i (what PyTorch's is_causal means)
@@ -158,7 +164,7 @@ typedef struct qkv_problem {
   uint32_t size;     /* sizeof(qkv_problem) */
   int32_t algorithm; /* QKV_FLASH or QKV_STANDARD */
   int32_t align;     /* QKV_ALIGN_... */
-  int32_t reserved;  /* 0 */
+  int32_t arithmetic; /* QKV_CANONICAL or QKV_FAST */
 
   /* Extents. Query head h uses key-value head h / (num_heads / num_kv_heads). Any of them may be 0 but head_dim. */
   int64_t batch; /* entries, or segments of a ragged batch */
@@ -217,7 +223,8 @@ typedef struct qkv_context {
   void *alloc_self; /* passed to these */
   void *(*alloc)(void *alloc_self, size_t bytes, size_t alignment);
   void (*release)(void *alloc_self, void *memory);
-  const char *isa_cap;   /* NULL: best; or "avx512", "avx2", "neon", "portable": at most this; "reference": scalar text */
+  const char *isa_cap;   /* NULL: best; or "avx512", "avx2", "neon", "portable": at most this; "reference": scalar text;
+                            for QKV_FAST also "amx", "avx512_bf16" */
   const int32_t *cancel; /* set it to non-zero from anywhere to end a call early with QKV_CANCELLED */
   uint32_t flags;        /* QKV_FORCE_...: for tests; the bits of the result never change */
   int32_t reserved;      /* 0 */

@@ -28,6 +28,8 @@ typedef struct worker {
   step steps[2];
   void *M, *L;
   void *K, *V[2]; /* staged blocks */
+  uint32_t *P;    /* of QKV_FAST: weights of a block, */
+  float *C;       /* and their products with V */
 } worker;
 
 static void carve(const qkv__engine *g, const qkv__schedule *s, qkv__carver *c, worker *w) {
@@ -55,7 +57,9 @@ static void carve(const qkv__engine *g, const qkv__schedule *s, qkv__carver *c, 
   }
   w->M = qkv__carve(c, width, size);
   w->L = qkv__carve(c, width, size);
-  w->K = qkv__carve(c, QKV_BLOCK * p->head_dim, size);
+  w->K = qkv__carve(c, QKV_BLOCK * qkv__padded(p->head_dim, g->fast ? QKV__FAST_K : 1), size);
+  w->P = g->fast ? qkv__carve(c, QKV_BLOCK / 2 * width, 4) : NULL;
+  w->C = g->fast ? qkv__carve(c, qkv__padded(p->head_dim_v, QKV__FAST_M) * width, 4) : NULL;
 }
 
 size_t qkv__flash_worker_bytes(const qkv__engine *g, const qkv__schedule *s) {
@@ -90,6 +94,46 @@ static void flush(const qkv__engine *g, worker *w, step *s) {
   values(g, s);
 }
 
+/* Begins the split that the block lies in, if its panel is not there yet. */
+static void enter_split(const qkv__engine *g, const qkv__entry *e, worker *w, step *before, step *now) {
+  lane *l = now->of;
+  const int64_t split = qkv__position_of_key(e, now->key) / QKV_SPLIT;
+  if (l->node.at.index == split) return;
+  if (before->of == l) flush(g, w, before);
+  begin_split(g, l, split);
+}
+
+/* Scores, softmax and values of `now` by the instructions of QKV_FAST. Blocks are whole: keys beyond the end are hidden. */
+static void advance_fast(const qkv__engine *g, const qkv__entry *e, worker *w, step *now, const uint16_t *K, int64_t ldk, int64_t kv_head,
+                         int not_finite) {
+  const qkv_problem *p = &g->p->p;
+  lane *l = now->of;
+  const int nv = l->panel.nv;
+  qkv__adjust a;
+  if (!now->partial && now->keys < QKV_BLOCK) {
+    qkv__panel_all_bits(&l->panel, now->keys, now->bits);
+    now->partial = 1;
+  }
+  now->runs.count = now->runs.full = 1;
+  now->runs.run[0].from = 0;
+  now->runs.run[0].to = QKV_BLOCK;
+  uint64_t *bits = now->partial ? now->bits : NULL;
+  const int adjusts = qkv__panel_adjust(g, e, &l->panel, now->key, now->keys, bits, &w->stage, &a);
+  if (not_finite && p->bias.data) {
+    if (!bits) qkv__panel_all_bits(&l->panel, now->keys, bits = now->bits);
+    qkv__panel_hide(g, &l->panel, &w->stage, now->keys, bits);
+  }
+  g->fast->product(now->S, K, ldk, QKV_BLOCK, qkv__padded(p->head_dim, QKV__FAST_K), l->panel.Qt, nv);
+  g->fast->scale(now->S, g->p->c, l->node.m, w->M, nv);
+  if (adjusts) g->k->adjust(now->S, &now->runs, &a, l->node.m, w->M, nv);
+  g->fast->softmax(now->S, w->P, l->node.m, w->M, l->node.l, now->alpha, nv);
+  g->fast->product(w->C, w->V[0], QKV_BLOCK, qkv__padded(p->head_dim_v, QKV__FAST_M), QKV_BLOCK, w->P, nv);
+  g->fast->accumulate(l->node.O, w->C, l->fresh ? NULL : now->alpha, p->head_dim_v, nv);
+  if (not_finite) qkv__add_not_finite(g, e, kv_head, now->key, now->keys, &l->panel, bits, w->P, l->node.O);
+  l->fresh = 0;
+  now->of = NULL;
+}
+
 /* Scores, softmax and values of `now`; or, fused, the scores of `now` and beside them the softmax of `before`, then its
  * values. */
 static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *before, step *now, const void *K,
@@ -98,12 +142,7 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
   const qkv__kernel *k = g->k;
   lane *l = now->of;
   const int nv = l->panel.nv;
-  const int64_t split = qkv__position_of_key(e, now->key) / QKV_SPLIT;
   qkv__adjust a;
-  if (l->node.at.index != split) {
-    if (before->of == l) flush(g, w, before);
-    begin_split(g, l, split);
-  }
   const int adjusts =
       qkv__panel_adjust(g, e, &l->panel, now->key, now->keys, now->partial ? now->bits : NULL, &w->stage, &a);
   if (now->selecting && p->bias.data) qkv__panel_hide(g, &l->panel, &w->stage, now->keys, now->bits);
@@ -150,6 +189,7 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
     end = QKV_MIN(end, qkv__key_of_position(e, ((n.index + 1) << n.level) * QKV_SPLIT));
   }
 
+  if (g->fast) g->fast->enter();
   for (int64_t i = 0; i < panels; i++) {
     lane *l = &w.lanes[i];
     const int64_t row = t.f0 + i * g->w;
@@ -181,18 +221,28 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
       const int32_t seen = qkv__panel_visible(g, e, &l->panel, key, keys, now->bits, &now->runs);
       l->next = key_end < end ? qkv__panel_next(g, e, &l->panel, key_end, end) : end;
       if (seen == QKV_TILE_NONE) continue;
-      if (!K) {
+      if (!K && g->fast) {
+        const uint16_t *rows;
+        ldk = qkv__block_keys_fast(g, e, t.kv_head, key, keys, &w.stage, w.K, &rows);
+        finite = !qkv__block_values_fast(g, e, t.kv_head, key, keys, &w.stage, w.V[0]);
+        K = rows;
+      } else if (!K) {
         ldk = qkv__block_keys(g, e, t.kv_head, key, keys, w.K, &K);
         qkv__block_values(g, e, t.kv_head, key, keys, panels, w.V[staged], &V);
         staged = !staged;
       }
       now->partial = seen == QKV_TILE_SOME;
-      if ((now->partial || p->bias.data) && finite < 0) finite = qkv__values_finite(g, &V, keys);
-      now->selecting = (now->partial || p->bias.data) && (!finite || (g->flags & QKV_FORCE_SELECT));
-      if (now->selecting && !now->partial) qkv__panel_all_bits(&l->panel, keys, now->bits);
       now->of = l;
       now->key = key;
       now->keys = keys;
+      enter_split(g, e, &w, before, now);
+      if (g->fast) {
+        advance_fast(g, e, &w, now, K, ldk, t.kv_head, !finite);
+        continue;
+      }
+      if ((now->partial || p->bias.data) && finite < 0) finite = qkv__values_finite(g, &V, keys);
+      now->selecting = (now->partial || p->bias.data) && (!finite || (g->flags & QKV_FORCE_SELECT));
+      if (now->selecting && !now->partial) qkv__panel_all_bits(&l->panel, keys, now->bits);
       now->V = V;
       advance(g, e, &w, before, now, K, ldk);
       if (g->fuse) turn = !turn;
@@ -200,6 +250,7 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
     key = key_end;
   }
   flush(g, &w, &w.steps[!turn]);
+  if (g->fast) g->fast->leave();
 
   for (int64_t i = 0; i < panels; i++) {
     lane *l = &w.lanes[i];

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "base/log2.h"
 #include "base/order1.h"
 #include "stage/stage.h"
@@ -21,7 +22,7 @@ static double get(const qkv__engine *g, const void *from, int64_t i) {
 void qkv__panel_carve(const qkv__engine *g, qkv__carver *c, qkv__panel *panel, int with_q) {
   qkv__panel none, *to = panel ? panel : &none;
   to->segment = qkv__carve(c, g->w, sizeof *to->segment);
-  to->Qt = with_q ? qkv__carve(c, g->p->p.head_dim * g->w, real_bytes(g)) : NULL;
+  to->Qt = with_q ? qkv__carve(c, qkv__padded(g->p->p.head_dim, g->fast ? QKV__FAST_K : 1) * g->w, real_bytes(g)) : NULL;
   to->slope2 = g->p->p.alibi_slopes.data ? qkv__carve(c, g->w, real_bytes(g)) : NULL;
   to->sink2 = g->p->p.sinks.data ? qkv__carve(c, g->w, real_bytes(g)) : NULL;
   to->position = qkv__carve(c, g->w, sizeof *to->position);
@@ -30,9 +31,33 @@ void qkv__panel_carve(const qkv__engine *g, qkv__carver *c, qkv__panel *panel, i
 void qkv__stage_carve(const qkv__engine *g, qkv__carver *c, qkv__stage *s) {
   qkv__stage none, *to = s ? s : &none;
   to->rows = qkv__carve(c, QKV_MAX(g->p->p.head_dim, g->p->p.head_dim_v) * g->w, real_bytes(g));
+  to->raw = g->fast ? qkv__carve(c, QKV_MAX(g->p->p.head_dim, g->p->p.head_dim_v) * QKV_MAX(QKV_BLOCK, g->w), 2) : NULL;
   to->bias_rows = g->p->p.bias.data ? qkv__carve(c, (int64_t)QKV_BLOCK * g->w, real_bytes(g)) : NULL;
   to->bias = g->p->p.bias.data ? qkv__carve(c, (int64_t)QKV_BLOCK * g->w, real_bytes(g)) : NULL;
 }
+
+/* 16-bit rows without unit stride, side by side. */
+static void gather(uint16_t *to, const qkv_tensor *t, const void *from, int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t x = 0; x < columns; x++)
+      to[i * columns + x] = ((const uint16_t *)from)[i * t->stride[2] + x * t->stride[3]];
+}
+
+static void pack_fast(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__stage *s) {
+  const qkv_problem *p = &g->p->p;
+  for (int i = 0; i < panel->segments; i++) {
+    const qkv__segment *t = &panel->segment[i];
+    const uint16_t *from = (const uint16_t *)(const void *)qkv__at(&p->q, 2, e->batch_q, t->head, e->row0_q + t->row, 0);
+    if (panel->segments == 1 && p->q.stride[3] == 1) {
+      g->fast->pack(panel->Qt, from, p->q.stride[2], panel->lanes, p->head_dim, panel->nv);
+      return;
+    }
+    gather(s->raw + t->lane * p->head_dim, &p->q, from, t->rows, p->head_dim);
+  }
+  g->fast->pack(panel->Qt, s->raw, p->head_dim, panel->lanes, p->head_dim, panel->nv);
+}
+
+int64_t qkv__padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t f, int64_t n, qkv__panel *panel,
                      qkv__stage *s) {
@@ -60,6 +85,10 @@ void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head,
     if (panel->sink2) put(g, panel->sink2, lane, (double)-INFINITY);
   }
   if (!panel->Qt) return;
+  if (g->fast) {
+    pack_fast(g, e, panel, s);
+    return;
+  }
   const void *rows = s->rows;
   int64_t ld = p->head_dim;
   for (int i = 0; i < panel->segments; i++) {
@@ -324,6 +353,51 @@ void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_hea
   if (v->ld * g->k->real_bytes % 512 == 0) v->ld += PAD;
   v->strip = STRIP;
   qkv__stage_load(g->k, memory, v->ld, t, from, keys, dv);
+}
+
+int64_t qkv__block_keys_fast(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, qkv__stage *s,
+                             void *memory, const uint16_t **rows) {
+  const qkv_tensor *t = &g->p->p.k;
+  const int64_t d = g->p->p.head_dim;
+  const uint16_t *from = (const uint16_t *)(const void *)qkv__at(t, 2, e->batch_kv, kv_head, e->row0_kv + key, 0);
+  int64_t ld = t->stride[2];
+  if (t->stride[3] == 1 && d % QKV__FAST_K == 0 && keys == QKV_BLOCK && !(g->flags & QKV_FORCE_STAGE)) {
+    *rows = from;
+    return ld;
+  }
+  if (t->stride[3] != 1) {
+    gather(s->raw, t, from, keys, d);
+    from = s->raw;
+    ld = d;
+  }
+  g->fast->pad(memory, from, ld, keys, d);
+  *rows = memory;
+  return qkv__padded(d, QKV__FAST_K);
+}
+
+int qkv__block_values_fast(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, qkv__stage *s,
+                           void *memory) {
+  const qkv_tensor *t = &g->p->p.v;
+  const int64_t dv = g->p->p.head_dim_v;
+  const uint16_t *from = (const uint16_t *)(const void *)qkv__at(t, 2, e->batch_kv, kv_head, e->row0_kv + key, 0);
+  if (t->stride[3] == 1) return g->fast->transpose(memory, from, t->stride[2], keys, dv);
+  gather(s->raw, t, from, keys, dv);
+  return g->fast->transpose(memory, s->raw, dv, keys, dv);
+}
+
+void qkv__add_not_finite(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, const qkv__panel *panel,
+                         const uint64_t *bits, const uint32_t *P, float *O) {
+  const qkv_tensor *t = &g->p->p.v;
+  for (int j = 0; j < keys; j++)
+    for (int64_t x = 0; x < g->p->p.head_dim_v; x++) {
+      const uint16_t v = *(const uint16_t *)(const void *)qkv__at(t, 2, e->batch_kv, kv_head, e->row0_kv + key + j, x);
+      if ((v & 0x7f80) != 0x7f80) continue;
+      for (int i = 0; i < panel->lanes; i++)
+        if (!bits || (bits[j] >> i & 1)) {
+          const uint16_t p = (uint16_t)(P[j / 2 * panel->w + i] >> (j & 1 ? 16 : 0));
+          O[x * panel->w + i] += qkv__widen_bf16(p) * qkv__widen_bf16(v);
+        }
+    }
 }
 
 int qkv__values_finite(const qkv__engine *g, const qkv__values *v, int keys) {

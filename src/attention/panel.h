@@ -28,13 +28,14 @@ typedef struct qkv__stage {
   void *rows;      /* [w][max(head_dim, head_dim_v)] */
   void *bias_rows; /* [w][64] */
   void *bias;      /* [64][w] */
-  uint64_t bits[64];
+  uint16_t *raw;   /* [64 or w][max(head_dim, head_dim_v)], of QKV_FAST: rows without unit stride */
 } qkv__stage;
 
 /* What a call works with. */
 typedef struct qkv__engine {
   const qkv__problem *p;
   const qkv__kernel *k;
+  const qkv__fast *fast; /* QKV_FAST and possible; or NULL */
   uint32_t flags;
   int w;    /* of the widest panel */
   int fuse; /* softmax of one panel beside the scores of the next */
@@ -88,6 +89,15 @@ typedef struct qkv__values {
 int64_t qkv__packed_values(int64_t head_dim_v);
 void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, int64_t panels,
                        void *memory, qkv__values *v);
+/* The same for QKV_FAST: K[64][padded head_dim]; V^T, and the rows it was made from. Returns the row stride of K. */
+int64_t qkv__block_keys_fast(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, qkv__stage *s,
+                             void *memory, const uint16_t **rows);
+int qkv__block_values_fast(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, qkv__stage *s,
+                           void *memory);
+/* Adds what qkv__block_values_fast left out, the values of a block that are not finite, to the rows that see them. P: pairs. */
+void qkv__add_not_finite(const qkv__engine *g, const qkv__entry *e, int64_t kv_head, int64_t key, int keys, const qkv__panel *panel,
+                         const uint64_t *bits, const uint32_t *P, float *O);
+int64_t qkv__padded(int64_t n, int64_t to);
 int qkv__values_finite(const qkv__engine *g, const qkv__values *v, int keys);
 
 #endif

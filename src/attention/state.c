@@ -11,7 +11,10 @@
 
 int qkv__engine_make(const qkv_context *c, const qkv__problem *p, qkv__engine *g) {
   g->p = p;
-  g->k = qkv__kernel_of(p->f64, c->isa_cap, NULL);
+  const int fast = p->p.arithmetic == QKV_FAST && p->p.algorithm == QKV_FLASH && p->p.q.dtype == QKV_BF16 &&
+                   p->p.k.dtype == QKV_BF16 && p->p.v.dtype == QKV_BF16;
+  g->fast = NULL;
+  g->k = qkv__kernel_of(p->f64, c->isa_cap, fast ? &g->fast : NULL, NULL);
   g->flags = c->flags;
   g->fuse = p->p.algorithm == QKV_FLASH && g->k && g->k->qk_exp &&
             ((qkv__cpu() & QKV__CPU_ADD_PIPES) || (c->flags & QKV_FORCE_FUSE));
@@ -382,7 +385,7 @@ qkv_status qkv_merge(const qkv_context *context, qkv_state *into, const qkv_stat
   if (from->count == 0) return QKV_OK;
   if (into == from || into->data == from->data) return QKV_BAD_OVERLAP;
   if (into->capacity - into->count < from->count) return QKV_STATE_FULL;
-  m.job.k = qkv__kernel_of(into->dtype == QKV_F64, m.c.isa_cap, NULL);
+  m.job.k = qkv__kernel_of(into->dtype == QKV_F64, m.c.isa_cap, NULL, NULL);
   if (!m.job.k) return QKV_BAD_CONTEXT;
   m.s = into;
   m.job.rows = into->rows;

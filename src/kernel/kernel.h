@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "kernel/fast.h"
+
 /* Key ranges [from, to) within a block, ascending. Each begins at a multiple of 8, and ends at one or at the block's end. */
 typedef struct qkv__runs {
   int count, full; /* full: one run of 64 */
@@ -72,8 +74,8 @@ typedef struct qkv__kernel {
   int (*finite)(const void *p, int64_t ld, int64_t rows, int64_t d);
 } qkv__kernel;
 
-/* The kernel of an arithmetic for this machine, at most `cap` (NULL: the best); NULL if cap names none. `reason` (may be
- * NULL) says why. */
-const qkv__kernel *qkv__kernel_of(int f64, const char *cap, const char **reason);
+/* The kernel of an arithmetic for this machine, at most `cap` (NULL: the best); NULL if cap names none. `reason` (may be NULL) says
+ * why. With `fast` not NULL, QKV_FAST is wanted: *fast is its table, or NULL if this machine has none. */
+const qkv__kernel *qkv__kernel_of(int f64, const char *cap, const qkv__fast **fast, const char **reason);
 
 #endif

@@ -423,7 +423,8 @@ qkv_status qkv__check(const qkv_problem *in, int uses, qkv__problem *q, char *te
   memset(q, 0, sizeof *q);
   TRY(take_struct(r, "problem", in, &q->p, sizeof q->p));
   qkv_problem *p = &q->p;
-  if (p->reserved) return fail(r, QKV_UNKNOWN_FIELD, "reserved %" PRId32 " is not 0", p->reserved);
+  if (p->arithmetic != QKV_CANONICAL && p->arithmetic != QKV_FAST)
+    return fail(r, QKV_BAD_VALUE, "arithmetic %" PRId32 " is neither QKV_CANONICAL nor QKV_FAST", p->arithmetic);
   if (p->algorithm != QKV_FLASH && p->algorithm != QKV_STANDARD)
     return fail(r, QKV_BAD_VALUE, "algorithm %" PRId32 " is neither QKV_FLASH nor QKV_STANDARD", p->algorithm);
   if (p->align < QKV_ALIGN_END || p->align > QKV_ALIGN_EXPLICIT)

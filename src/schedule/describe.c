@@ -117,7 +117,7 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
   }
   const int reference = c.isa_cap && !strcmp(c.isa_cap, "reference");
   const int standard = p.p.algorithm == QKV_STANDARD;
-  qkv__kernel_of(p.f64, c.isa_cap, &reason);
+  qkv__kernel_of(p.f64, c.isa_cap, NULL, &reason);
   qkv__schedule plan;
   qkv__schedule_make(&g, standard, &plan);
 
@@ -166,9 +166,9 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
 
   static const char *const aligns[] = {"end", "start", "explicit"};
   line(&w, "algorithm: %s\n", standard ? "standard" : "flash");
-  line(&w, "arithmetic: %s\n", p.f64 ? "f64" : "f32");
-  line(&w, "order: %d\n", standard ? 0 : QKV_ORDER);
-  line(&w, "isa: %s\n", reference ? "reference" : g.k->isa);
+  line(&w, "arithmetic: %s\n", g.fast ? "fast bf16" : p.f64 ? "f64" : "f32");
+  line(&w, "order: %d\n", standard || g.fast ? 0 : QKV_ORDER);
+  line(&w, "isa: %s\n", reference ? "reference" : g.fast ? g.fast->isa : g.k->isa);
   line(&w, "isa_reason: %s\n", reason);
   line(&w, "align: %s\n", aligns[p.p.align]);
   line(&w, "workers: %d\n", (int)c.num_workers);

@@ -98,15 +98,16 @@ void *test_alloc(size_t bytes) {
 
 void test_copy_make(test_copy *copy, const qkv_problem *p) {
   copy->p = *p;
-  size_t size = problem_dtype_of(p->q.dtype)->size;
+  int32_t lse = p->q.dtype == QKV_F64 ? QKV_F64 : QKV_F32;
+  size_t size = problem_dtype_of(p->out.dtype)->size, lse_size = problem_dtype_of(lse)->size;
   int64_t dv = p->head_dim_v > 0 ? p->head_dim_v : p->head_dim;
   size_t rows = (size_t)((p->cu_seqlens_q != NULL ? 1 : p->batch) * p->num_heads * p->seqlen_q);
   copy->out = test_alloc(rows * (size_t)dv * size);
-  copy->lse = test_alloc(rows * size);
+  copy->lse = test_alloc(rows * lse_size);
   memset(copy->out, 0xff, rows * (size_t)dv * size);
-  memset(copy->lse, 0xff, rows * size);
-  copy->p.out = qkv_bhsd(copy->out, p->q.dtype, p->num_heads, p->seqlen_q, dv);
-  copy->p.lse = qkv_bhs(copy->lse, p->q.dtype, p->num_heads, p->seqlen_q);
+  memset(copy->lse, 0xff, rows * lse_size);
+  copy->p.out = qkv_bhsd(copy->out, p->out.dtype, p->num_heads, p->seqlen_q, dv);
+  copy->p.lse = qkv_bhs(copy->lse, lse, p->num_heads, p->seqlen_q);
 }
 
 void test_copy_free(test_copy *copy) {

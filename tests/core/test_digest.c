@@ -29,6 +29,10 @@ static const char *const by_hand[] = {
     "f32 h1 q1 k4200 d8 kvpos lse seed:13",
     "f32 h2 q65 k65 d128 causal lse seed:14",
     "f32 h1 q5 k20 d256/40 softcap:0.5 big lse seed:15",
+    "f16 h2/1 q9 k140 d33/20 causal bias lse seed:16",
+    "bf16 h2/1 q9 k140 d33/20 causal bias lse seed:17",
+    "f32 h2/1 q9 k140 d16 kv:f16 out:bf16 window:50,3 lse seed:18",
+    "f16 h2 q9 k70 d7 q:f32 big standard lse seed:19",
 };
 enum { BY_HAND = sizeof by_hand / sizeof by_hand[0] };
 

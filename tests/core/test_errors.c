@@ -79,7 +79,7 @@ static bool break_it(int n, qkv_problem *p, breakage *b) {
     CASE(0, QKV_BAD_SIZE, "size", "0", NULL, p->size = 0)
     CASE(1, QKV_BAD_VALUE, "algorithm", "7", NULL, p->algorithm = 7)
     CASE(2, QKV_BAD_VALUE, "align", "-1", NULL, p->align = -1)
-    CASE(3, QKV_UNKNOWN_FIELD, "reserved", "1", NULL, p->reserved = 1)
+    CASE(3, QKV_BAD_VALUE, "arithmetic", "7", NULL, p->arithmetic = 7)
     CASE(4, QKV_BAD_EXTENT, "batch", "-2", NULL, p->batch = -2)
     CASE(5, QKV_BAD_EXTENT, "num_heads", "-6", NULL, p->num_heads = -6)
     CASE(6, QKV_BAD_EXTENT, "num_heads 6", "num_kv_heads 4", NULL, p->num_kv_heads = 4)

@@ -70,7 +70,7 @@ static void test_texts_read_back(void **state) {
   static const char *const wrong[] = {"f31",     "h8/3",     "h2/0",         "q-1",        "d0",     "k1x",
                                       "window",  "window:1", "window:1,2,3", "or:causal",  "prefix", "causal:1",
                                       "bias:z1", "bias:b2",  "scale:x",      "softcap:-1", "seed:",  "ragged:x",
-                                      "alibi:h", "q1/2",     "b0 q3 ragged"};
+                                      "alibi:h", "q:f31",    "f64 k:f32",    "out:f64",    "q1/2",   "b0 q3 ragged"};
   for (size_t n = 0; n < sizeof wrong / sizeof wrong[0]; n++) {
     problem_spec spec;
     char error[256] = "";
@@ -159,13 +159,14 @@ static void test_scores(void **state) {
     for (int64_t b = 0; b < p->batch; b++) {
       rows = problem_rows(p, b) > rows ? problem_rows(p, b) : rows;
     }
-    size_t values = (size_t)(p->batch * p->num_heads * rows * p->seqlen_kv), size = problem_dtype_of(spec.dtype)->size;
+    size_t values = (size_t)(p->batch * p->num_heads * rows * p->seqlen_kv),
+           size = problem_dtype_of(problem_arithmetic(&spec))->size;
     problem_buffer memory[3];
     qkv_tensor to[3];
     for (int k = 0; k < 3; k++) {
       assert_true(problem_buffer_make(&memory[k], values * size, PROBLEM_GUARD_END));
       memset(memory[k].begin, 0xff, values * size);
-      to[k] = qkv_bhsd(memory[k].begin, spec.dtype, p->num_heads, rows, p->seqlen_kv);
+      to[k] = qkv_bhsd(memory[k].begin, problem_arithmetic(&spec), p->num_heads, rows, p->seqlen_kv);
     }
     const char *isa = test_isa[n % test_isas];
     qkv_context context = test_context(isa);

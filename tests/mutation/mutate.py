@@ -11,6 +11,7 @@ whose text is not there any more: then the list below needs care.
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,8 +23,9 @@ CHECKS = ["digest", "named", "mask", "errors", "relations", "threads", "generato
 
 
 class Fault:
-    """Text `old` of `file` becomes `new`. units: parts of names of objects to compile again; none: that of the file.
-    isa: a flag of /proc/cpuinfo without which the fault cannot run. short: part of the quick run."""
+    """Text `old` of `file`, with any white space between its words, becomes `new`. units: parts of names of objects to
+    compile again; none: that of the file. isa: a flag of /proc/cpuinfo without which the fault cannot run. short: part of
+    the quick run."""
 
     def __init__(self, name, file, old, new, units=None, isa=None, short=False):
         self.name, self.file, self.old, self.new = name, file, old, new
@@ -34,16 +36,18 @@ F = Fault
 FAULTS = [
     # ---- softmax and states
     F("alpha by one unit in the last place", "kernel/kernel.inc",
-      "v_exp2(v_sub(v_load((real *)m + c * VL), zz)));\n    v_store((real *)m + c * VL, to);",
-      ("v_mul(v_exp2(v_sub(v_load((real *)m + c * VL), zz)), v_set1((real)(1 + 0x1p-23))));\n    v_store(("
-       "real *)m + c * VL, to);"), KERNEL, short=True),
+      "const vf al = v_exp2(v_sub(v_load(mp), z));",
+      "const vf al = v_mul(v_exp2(v_sub(v_load(mp), z)), v_set1((real)(1 + 0x1p-23)));", KERNEL, short=True),
+    F("the same beside products", "kernel/kernel.inc",
+      "v_store((real *)alpha + c * VL, v_exp2(v_sub(v_load((real *)m + c * VL), zz)));",
+      ("v_store((real *)alpha + c * VL, v_mul(v_exp2(v_sub(v_load((real *)m + c * VL), zz)), "
+       "v_set1((real)(1 + 0x1p-23))));"), ["kernel_avx512_f32"], isa="avx512f"),
     F("the guard z of a row without a maximum", "kernel/kernel.inc",
-      "zz = v_select(v_eq(to, v_set1(NEG_INF)), v_zero(), to);",
-      "zz = to;", KERNEL, short=True),
+      "z = v_select(v_eq(to, v_set1(NEG_INF)), v_zero(), to); const vf al",
+      "z = to; const vf al", KERNEL, short=True),
     F("l rounded before it is added", "kernel/kernel.inc",
-      "v_fma(v_load((real *)l + c * VL), v_load((const real *)alpha + c * VL), v_load((const real *)L + c * VL))",
-      ("v_add(v_mul(v_load((real *)l + c * VL), v_load((const real *)alpha + c * VL)), v_load((const real *)L "
-       "+ c * VL))"), KERNEL),
+      "v_store(lp, v_fma(v_load(lp), al, exp_column((real *)S + c * VL, nv * VL, runs, z)));",
+      "v_store(lp, v_add(v_mul(v_load(lp), al), exp_column((real *)S + c * VL, nv * VL, runs, z)));", KERNEL),
     F("reciprocal instead of division", "kernel/kernel.inc",
       "v_add(v_div(x, ll), v_zero())",
       "v_add(v_mul(x, v_div(v_set1(1), ll)), v_zero())", KERNEL, short=True),
@@ -143,7 +147,7 @@ FAULTS = [
     F("rows beyond q_length", "attention/panel.c",
       "if (p->lse.data) store_lse(g, e, h, i, (double)-INFINITY);",
       "if (p->lse.data) store_lse(g, e, h, i, 0);"),
-    F("column stride of staged rows", "stage/stage.c", "t[x] = (target)f[x * cs];", "t[x] = (target)f[x];"),
+    F("column stride of staged rows", "stage/stage.c", "t[x] = convert(f[x * cs]);", "t[x] = convert(f[x]);"),
     F("a length is not checked", "problem/check.c", "p->kv_length[b] > keys)", "p->kv_length[b] > keys + 1)"),
     F("an overlap is not checked", "problem/check.c",
       "if (a1 <= b0 || b1 <= a0) return QKV_OK;",
@@ -210,12 +214,13 @@ class Tree:
         path = os.path.join(self.source, "src", fault.file)
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        count = text.count(fault.old)
-        if count != 1:
-            return None, f"its text occurs {count} times in src/{fault.file}"
+        places = list(re.finditer(r"\s+".join(re.escape(word) for word in fault.old.split()), text))
+        if len(places) != 1:
+            return None, f"its text occurs {len(places)} times in src/{fault.file}"
+        start, end = places[0].span()
         target = os.path.join(self.copy, fault.file)
         with open(target, "w", encoding="utf-8") as file:
-            file.write(text.replace(fault.old, fault.new))
+            file.write(text[:start] + fault.new + text[end:])
         try:
             replaced = {}
             for number, output in enumerate(self.affected(fault)):
