@@ -193,20 +193,21 @@ V __m512i half_up(vf p) {
 
 /* A cubic for what is rounded to 8 bits: relative error 8e-5. */
 V vf exp2_3(vf x) {
-  const vf magic = v_set1(QKV_ROUND_F32), t = v_add(x, magic), n = v_sub(t, magic), f = v_sub(x, n);
+  vf n;
+  const vf f = v_split(x, &n);
   vf p = v_fma(v_set1(.0551716685f), f, v_set1(.242611125f));
   p = v_fma(p, f, v_set1(.693260968f));
   p = v_fma(p, f, v_set1(.999928057f));
-  return v_scale2(p, t, n, x, QKV_EXP2_MIN_F32);
+  return v_scale2(p, n, n, x, QKV_EXP2_MIN_F32);
 }
 V vf exp2_6(vf x) {
-  const vf magic = v_set1(QKV_ROUND_F32), t = v_add(x, magic), n = v_sub(t, magic), f = v_sub(x, n);
-  vf p = v_zero();
+  vf n, p = v_zero();
+  const vf f = v_split(x, &n);
 #define STEP(c) p = v_fma(p, f, v_set1(c));
   QKV_EXP2_F32(STEP)
 #undef STEP
   p = v_fma(p, f, v_set1(1));
-  return v_scale2(p, t, n, x, QKV_EXP2_MIN_F32);
+  return v_scale2(p, n, n, x, QKV_EXP2_MIN_F32);
 }
 
 static void softmax(const float *S, uint32_t *P, float *m, const float *M, float *l, float *alpha, int nv) {

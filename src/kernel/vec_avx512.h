@@ -35,6 +35,17 @@ V vm v_or(vm a, vm b) { return (vm)(a | b); }
 V vm v_andnot(vm a, vm b) { return (vm)(~a & b); }
 V vm v_bits(uint64_t word) { return (vm)word; }
 V vf v_select(vm m, vf a, vf b) { return OP(mask_blend)(m, b, a); }
+/* x = n + f, n the nearest integer, ties to even */
+#define HAS_SPLIT
+V vf v_split(vf x, vf *n) {
+#ifdef QKV__F64
+  const vf f = _mm512_reduce_pd(x, 8);
+#else
+  const vf f = _mm512_reduce_ps(x, 8);
+#endif
+  *n = v_sub(x, f);
+  return f;
+}
 /* p * 2^n; 0 where x < min; NaN stays */
 V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
   (void)t;
