@@ -243,7 +243,8 @@ enum {
 
 /* Checks a problem without running it. On an error writes what is wrong, naming the field and its values, as at most `bytes`
  * bytes with the final 0 into `text` (which may be NULL); on success an empty text. Reads the arrays of lengths and the
- * mask terms, no other data. Every function below checks the same. */
+ * mask terms, no other data. Every function below checks the same, but tensors it does not use (all of them in qkv_scratch,
+ * qkv_describe, qkv_visible and qkv_state_bytes) may have no data. */
 QKV_API qkv_status qkv_check(const qkv_problem *problem, char *text, size_t bytes);
 
 /* Bytes of scratch that qkv_forward and qkv_partial need. Never less for a smaller length: ask once for the largest. */

@@ -68,6 +68,8 @@ typedef struct qkv__kernel {
   void (*finish)(void *O, void *m, void *l, const void *sink2, int64_t dv, int nv);
   /* rows[n][d] (row stride ld) = from[n][d] (row stride lf), f16 or bf16 widened; the f32 kernels only */
   void (*widen)(void *rows, int64_t ld, const uint16_t *from, int64_t lf, int64_t n, int64_t d, int is_bf16);
+  /* to[n][d] (row stride lt) = rows[n][d] (row stride ld) rounded to f16 or bf16; the f32 kernels only */
+  void (*narrow)(uint16_t *to, int64_t lt, const void *rows, int64_t ld, int64_t n, int64_t d, int is_bf16);
   /* strips = rows[n][d] (row stride ld): the packed form of V */
   void (*strips)(void *strips, const void *rows, int64_t ld, int64_t n, int64_t d);
   /* Whether all values are finite. */

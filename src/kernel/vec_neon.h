@@ -59,6 +59,14 @@ V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
 }
 #ifndef QKV__F64
 V vf v_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+/* to nearest even; NaN stays */
+V void v_store_f16(uint16_t *p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+V void v_store_bf16(uint16_t *p, vf x) {
+  const uint32x4_t b = vreinterpretq_u32_f32(x), high = vshrq_n_u32(b, 16);
+  const uint32x4_t odd = vandq_u32(high, vdupq_n_u32(1));
+  const uint32x4_t even = vshrq_n_u32(vaddq_u32(b, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+  vst1_u16(p, vmovn_u32(vbslq_u32(vceqq_f32(x, x), even, vorrq_u32(high, vdupq_n_u32(0x40)))));
+}
 V vf v_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 #endif
 #define v_pin(x) __asm__("" : "+w"(x))

@@ -60,6 +60,10 @@ MAP(v_bits, (uint64_t word), word >> i & 1)
 #undef MAP
 V void v_store(real *p, vf x) { EACH p[i] = x.x[i]; }
 V void v_storeu(real *p, vf x) { EACH p[i] = x.x[i]; }
+#ifndef QKV__F64
+V void v_store_f16(uint16_t *p, vf x) { EACH p[i] = qkv__narrow_f16(x.x[i]); }
+V void v_store_bf16(uint16_t *p, vf x) { EACH p[i] = qkv__narrow_bf16(x.x[i]); }
+#endif
 /* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays */
 V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
   vf r;

@@ -63,5 +63,8 @@ void qkv__stage_load(const qkv__kernel *k, void *to, int64_t ld, const qkv_tenso
 
 void qkv__stage_store(const qkv__kernel *k, const qkv_tensor *t, void *to, const void *from, int64_t ld, int64_t rows,
                       int64_t columns) {
-  rows_of[t->dtype].store[is_f64(k)](to, t->stride[2], t->stride[3], from, ld, rows, columns);
+  if ((t->dtype == QKV_F16 || t->dtype == QKV_BF16) && t->stride[3] == 1)
+    k->narrow(to, t->stride[2], from, ld, rows, columns, t->dtype == QKV_BF16);
+  else
+    rows_of[t->dtype].store[is_f64(k)](to, t->stride[2], t->stride[3], from, ld, rows, columns);
 }
