@@ -168,14 +168,10 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
   }
 }
 
-void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
-  const qkv__flash *f = arg;
+static void run(const qkv__flash *f, int64_t index, worker *w) {
   const qkv__engine *g = &f->g;
   const qkv_problem *p = &g->p->p;
-  qkv__carver c = {f->worker_memory + (size_t)worker_index * f->worker_bytes, 0, 0};
-  worker w;
   qkv__task t;
-  carve(g, &f->s, &c, &w);
   qkv__schedule_task(g, &f->s, index, &t);
   const qkv__entry *e = &t.e;
   if (t.first && !f->state) qkv__store_dead_rows(g, e, t.kv_head);
@@ -191,19 +187,19 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
 
   if (g->fast) g->fast->enter();
   for (int64_t i = 0; i < panels; i++) {
-    lane *l = &w.lanes[i];
+    lane *l = &w->lanes[i];
     const int64_t row = t.f0 + i * g->w;
-    qkv__panel_load(g, e, t.kv_head, row, QKV_MIN(g->w, t.f1 - row), &l->panel, &w.stage);
+    qkv__panel_load(g, e, t.kv_head, row, QKV_MIN(g->w, t.f1 - row), &l->panel, &w->stage);
     l->node.at.index = -1;
     l->tree.depth = 0;
     l->next = begin < end ? qkv__panel_next(g, e, &l->panel, begin, end) : end;
   }
 
   int turn = 0, staged = 0;
-  w.steps[0].of = w.steps[1].of = NULL;
+  w->steps[0].of = w->steps[1].of = NULL;
   for (int64_t key = begin; key < end;) {
     int64_t at = end;
-    for (int64_t i = 0; i < panels; i++) at = QKV_MIN(at, w.lanes[i].next);
+    for (int64_t i = 0; i < panels; i++) at = QKV_MIN(at, w->lanes[i].next);
     if (at >= end) break;
     /* the block that holds key `at`, within this task's keys */
     const int64_t position = qkv__position_of_key(e, at) / QKV_BLOCK * QKV_BLOCK;
@@ -215,52 +211,69 @@ void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
     qkv__values V = {0};
     int finite = -1;
     for (int64_t i = 0; i < panels; i++) {
-      lane *l = &w.lanes[i];
+      lane *l = &w->lanes[i];
       if (l->next >= key_end) continue;
-      step *now = &w.steps[turn], *before = &w.steps[!turn];
+      step *now = &w->steps[turn], *before = &w->steps[!turn];
       const int32_t seen = qkv__panel_visible(g, e, &l->panel, key, keys, now->bits, &now->runs);
       l->next = key_end < end ? qkv__panel_next(g, e, &l->panel, key_end, end) : end;
       if (seen == QKV_TILE_NONE) continue;
       if (!K && g->fast) {
         const uint16_t *rows;
-        ldk = qkv__block_keys_fast(g, e, t.kv_head, key, keys, &w.stage, w.K, &rows);
-        finite = !qkv__block_values_fast(g, e, t.kv_head, key, keys, &w.stage, w.V[0]);
+        ldk = qkv__block_keys_fast(g, e, t.kv_head, key, keys, &w->stage, w->K, &rows);
+        finite = !qkv__block_values_fast(g, e, t.kv_head, key, keys, &w->stage, w->V[0]);
         K = rows;
       } else if (!K) {
-        ldk = qkv__block_keys(g, e, t.kv_head, key, keys, w.K, &K);
-        qkv__block_values(g, e, t.kv_head, key, keys, panels, w.V[staged], &V);
+        ldk = qkv__block_keys(g, e, t.kv_head, key, keys, w->K, &K);
+        qkv__block_values(g, e, t.kv_head, key, keys, panels, w->V[staged], &V);
         staged = !staged;
       }
       now->partial = seen == QKV_TILE_SOME;
       now->of = l;
       now->key = key;
       now->keys = keys;
-      enter_split(g, e, &w, before, now);
+      enter_split(g, e, w, before, now);
       if (g->fast) {
-        advance_fast(g, e, &w, now, K, ldk, t.kv_head, !finite);
+        advance_fast(g, e, w, now, K, ldk, t.kv_head, !finite);
         continue;
       }
       if ((now->partial || p->bias.data) && finite < 0) finite = qkv__values_finite(g, &V, keys);
       now->selecting = (now->partial || p->bias.data) && (!finite || (g->flags & QKV_FORCE_SELECT));
       if (now->selecting && !now->partial) qkv__panel_all_bits(&l->panel, keys, now->bits);
       now->V = V;
-      advance(g, e, &w, before, now, K, ldk);
+      advance(g, e, w, before, now, K, ldk);
       if (g->fuse) turn = !turn;
     }
     key = key_end;
   }
-  flush(g, &w, &w.steps[!turn]);
+  flush(g, w, &w->steps[!turn]);
   if (g->fast) g->fast->leave();
 
   for (int64_t i = 0; i < panels; i++) {
-    lane *l = &w.lanes[i];
+    lane *l = &w->lanes[i];
     if (l->node.at.index >= 0) qkv__tree_push(&l->tree, l->node, g->k, p->head_dim_v, l->panel.nv);
     qkv__tree_root(&l->tree, g->k, p->head_dim_v, l->panel.nv);
     qkv__tree_node root = l->tree.depth ? l->tree.stack[0] : qkv__tree_take(&l->tree);
     if (!l->tree.depth) qkv__clear_node(g, &root, l->panel.w);
     if (f->state)
-      qkv__panel_to_state(g, e, &l->panel, &root, f->state, t.node, &w.stage);
+      qkv__panel_to_state(g, e, &l->panel, &root, f->state, t.node, &w->stage);
     else
-      qkv__panel_finish(g, e, &l->panel, &root, &w.stage);
+      qkv__panel_finish(g, e, &l->panel, &root, &w->stage);
+  }
+}
+
+void qkv__flash_task(void *arg, int64_t index, int32_t worker_index) {
+  const qkv__flash *f = arg;
+  qkv__carver c = {f->worker_memory + (size_t)worker_index * f->worker_bytes, 0, 0};
+  worker w;
+  if (f->s.grain == 1) {
+    carve(&f->g, &f->s, &c, &w);
+    run(f, index, &w);
+    return;
+  }
+  const int64_t end = QKV_MIN((index + 1) * f->s.grain, f->s.row_tasks);
+  for (int64_t i = index * f->s.grain; i < end; i++) {
+    c.used = 0;
+    carve(&f->g, &f->s, &c, &w); /* the trees begin full of spare nodes */
+    run(f, i, &w);
   }
 }

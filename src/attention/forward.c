@@ -47,6 +47,7 @@ static qkv_status layout(call *k, const qkv_state *state, int64_t nodes, void *m
     qkv__schedule_make(g, 0, &k->flash.s);
     if (state) { /* every node of the state is a task of its own */
       k->flash.s.nodes = QKV_MAX(nodes, 1);
+      k->flash.s.grain = 1;
       k->flash.s.tasks = k->flash.s.row_tasks * nodes;
       k->flash.state = state;
     } else if (k->flash.s.max_nodes) {
@@ -62,6 +63,7 @@ static qkv_status layout(call *k, const qkv_state *state, int64_t nodes, void *m
       k->flash.state = k->flash.s.nodes > 1 ? &k->state : NULL;
     } else
       k->flash.state = NULL;
+    k->flash.s.starts = qkv__schedule_carve(g, &c);
     k->flash.worker_bytes = qkv__flash_worker_bytes(g, &k->flash.s);
     if (k->flash.worker_bytes == SIZE_MAX) return QKV_TOO_LARGE;
     k->flash.worker_memory = qkv__carve(&c, workers, k->flash.worker_bytes);
@@ -114,6 +116,7 @@ static qkv_status run(call *k, qkv_state *state) {
       k->state.nodes[n].level = k->flash.s.level;
       k->state.nodes[n].index = k->flash.s.first_node + n;
     }
+  qkv__schedule_fill(&k->flash.g, &k->flash.s);
   qkv_status r = qkv__run(&k->c, qkv__flash_task, &k->flash, k->flash.s.tasks);
   if (r == QKV_OK && !state && k->flash.state)
     r = qkv__finish_state(&k->c, &k->flash.g, &k->state, k->finish_memory, k->finish_bytes);

@@ -135,6 +135,7 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
 
   /* the tasks in their order, each to the worker that is free first */
   double load[MAX_WORKERS] = {0}, sum = 0, max = 0;
+  int least = 0;
   const int workers = QKV_MIN(c.num_workers, MAX_WORKERS);
   qkv__segment segment[64];
   double position[64];
@@ -145,7 +146,7 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
   panel.slope2 = p.p.alibi_slopes.data ? spare[0] : NULL;
   panel.sink2 = NULL;
   if (!standard)
-    for (int64_t i = 0; i < plan.tasks; i++) {
+    for (int64_t i = 0; i < plan.row_tasks * plan.nodes; i++) {
       qkv__task t;
       qkv__schedule_task(&g, &plan, i, &t);
       int64_t begin = t.e.b0, end = t.e.b1;
@@ -155,8 +156,8 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
         end = QKV_MIN(end, qkv__key_of_position(&t.e, ((index + 1) << plan.level) * QKV_SPLIT));
       }
       const double cost = task_cost(&g, &t, begin, end, &panel);
-      int least = 0;
-      for (int k = 1; k < workers; k++)
+      if (i % plan.grain == 0) least = 0;
+      for (int k = 1; i % plan.grain == 0 && k < workers; k++)
         if (load[k] < load[least]) least = k;
       load[least] += cost;
       sum += cost;

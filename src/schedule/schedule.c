@@ -8,7 +8,9 @@ enum {
   PLENTY_PANELS = 8,        /* above, only if there are plenty of tasks: many threads share causal work evenly */
   PLENTY_TASKS = 256,
   ENOUGH_TASKS = 16,        /* fewer are divided further: by smaller ranges of rows, */
-  FEW_TASKS = 8             /* and below this, by keys */
+  FEW_TASKS = 8,            /* and below this, by keys */
+  MANY_TASKS = 64,          /* more are run several at a time, as long as these remain, */
+  GRAIN_FLOPS = 4000000     /* up to so much work (about 20 microseconds) */
 };
 
 void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last) {
@@ -39,6 +41,20 @@ int64_t qkv__count_tasks(const qkv__engine *g, int64_t task_rows) {
   return n * g->p->p.num_kv_heads;
 }
 
+static int64_t grain(const qkv__engine *g, int64_t row_tasks) {
+  const qkv_problem *p = &g->p->p;
+  double pairs = 0;
+  if (row_tasks <= MANY_TASKS) return 1;
+  for (int64_t b = 0; b < p->batch; b++) {
+    qkv__entry e;
+    qkv__entry_of(g->p, b, &e);
+    pairs += (double)p->num_heads * (double)e.nq * (double)(e.b1 - e.b0);
+  }
+  const double flops = 2 * pairs * (double)(p->head_dim + p->head_dim_v) / (double)row_tasks;
+  const int64_t most = row_tasks / MANY_TASKS;
+  return flops * (double)most <= GRAIN_FLOPS ? most : QKV_MAX(1, (int64_t)(GRAIN_FLOPS / flops));
+}
+
 /* With level l, the key tasks of splits [first, last). */
 static int64_t nodes_at(int64_t first, int64_t last, int level) {
   return last > first ? ((last - 1) >> level) - (first >> level) + 1 : 0;
@@ -62,7 +78,9 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
   s->first_node = 0;
   s->spares = qkv__tree_spares(last - first);
   s->node_rows = s->max_nodes = 0;
-  s->tasks = s->row_tasks;
+  s->starts = NULL;
+  s->grain = grain(g, s->row_tasks);
+  s->tasks = (s->row_tasks + s->grain - 1) / s->grain;
   if (whole_keys || last - first < 2) return;
 
   const int forced = (g->flags & QKV_FORCE_SPLIT) != 0;
@@ -79,18 +97,53 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
   s->max_nodes = QKV_MAX(s->nodes, QKV_MIN(last - first, 2 * ENOUGH_TASKS + 3));
   s->node_rows = QKV_MAX(s->nodes > 1 ? s->nodes * g->p->rows : 0,
                          QKV_MIN((last - first) * g->p->rows, (2 * ENOUGH_TASKS + 3 * FEW_TASKS) * g->w));
-  s->tasks = s->row_tasks * s->nodes;
+  if (s->nodes > 1) {
+    s->grain = 1;
+    s->tasks = s->row_tasks * s->nodes;
+  }
+}
+
+/* Whether all entries have the same number of query rows. */
+static int is_even(const qkv__problem *p) { return !p->p.cu_seqlens_q && !p->p.q_length; }
+
+int64_t *qkv__schedule_carve(const qkv__engine *g, qkv__carver *c) {
+  return is_even(g->p) ? NULL : qkv__carve(c, g->p->p.batch + 1, sizeof(int64_t));
+}
+
+void qkv__schedule_fill(const qkv__engine *g, qkv__schedule *s) {
+  if (!s->starts) return;
+  s->starts[0] = 0;
+  for (int64_t b = 0; b < g->p->p.batch; b++) {
+    qkv__entry e;
+    qkv__entry_of(g->p, b, &e);
+    s->starts[b + 1] = s->starts[b] + tasks_of(&e, g->p->group, s->task_rows) * g->p->p.num_kv_heads;
+  }
 }
 
 void qkv__schedule_task(const qkv__engine *g, const qkv__schedule *s, int64_t task, qkv__task *t) {
   int64_t r = s->row_tasks - 1 - task / s->nodes, n = 0;
   t->node = task % s->nodes;
-  for (int64_t b = 0;; b++) {
-    qkv__entry_of(g->p, b, &t->e);
-    n = tasks_of(&t->e, g->p->group, s->task_rows);
-    if (r < n * g->p->p.num_kv_heads) break;
-    r -= n * g->p->p.num_kv_heads;
-  }
+  if (s->starts) {
+    int64_t low = 0, high = g->p->p.batch; /* starts[low] <= r < starts[high] */
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      if (s->starts[middle] <= r) low = middle;
+      else high = middle;
+    }
+    qkv__entry_of(g->p, low, &t->e);
+    r -= s->starts[low];
+  } else if (is_even(g->p)) {
+    qkv__entry_of(g->p, 0, &t->e);
+    n = tasks_of(&t->e, g->p->group, s->task_rows) * g->p->p.num_kv_heads;
+    qkv__entry_of(g->p, r / n, &t->e);
+    r %= n;
+  } else
+    for (int64_t b = 0;; b++) {
+      qkv__entry_of(g->p, b, &t->e);
+      n = tasks_of(&t->e, g->p->group, s->task_rows) * g->p->p.num_kv_heads;
+      if (r < n) break;
+      r -= n;
+    }
   t->kv_head = r % g->p->p.num_kv_heads;
   r /= g->p->p.num_kv_heads;
   t->first = r == 0;
