@@ -14,6 +14,7 @@ struct oracle {
   int32_t arithmetic;
   int64_t dv, capacity, keys; /* keys of the entry at hand */
   int64_t entry, kv_head;     /* whose panel is loaded; -1: none */
+  bool fast; /* QKV_FAST may apply */
   double unit, step, largest, flush, exp_ulp, tanh_ulp;
   double out_unit, out_step, out_largest; /* of 16-bit results; 0: none */
   void *memory;
@@ -157,6 +158,11 @@ oracle *oracle_new(const qkv_problem *p) {
   o->flush = wide ? 0x1p-1020 : 0x1p-124;
   o->exp_ulp = wide ? 2 : 1.2;
   o->tanh_ulp = wide ? 8 : 5.2;
+  o->fast = p->arithmetic == QKV_FAST && p->algorithm == QKV_FLASH && p->q.dtype == QKV_BF16 && p->k.dtype == QKV_BF16 &&
+            p->v.dtype == QKV_BF16;
+  if (o->fast) { /* its instructions take subnormal numbers for zero */
+    o->step = (double)FLT_MIN;
+  }
   const problem_dtype *out = problem_dtype_of(p->out.dtype);
   if (out != NULL && out->size == 2) {
     o->out_unit = out->unit;

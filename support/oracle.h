@@ -29,7 +29,8 @@ int64_t oracle_key_position(const qkv_problem *p, int64_t b, int64_t j);
 int64_t oracle_query_position(const qkv_problem *p, int64_t b, int64_t i, int32_t align);
 bool oracle_visible(const qkv_problem *p, int64_t b, int64_t h, int64_t i, int64_t j);
 
-/* Room for one row after another of one problem. NULL: no memory. */
+/* Room for one row after another of one problem. NULL: no memory. The bound of a QKV_FAST problem is that of FAST where its
+ * types and algorithm allow that, whatever this CPU does: the canonical result is within it. */
 typedef struct oracle oracle;
 oracle *oracle_new(const qkv_problem *p);
 void oracle_free(oracle *o);

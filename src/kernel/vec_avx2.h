@@ -75,6 +75,14 @@ V vf v_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
 }
 #endif
+/* clang turns a sum into the operand that was broadcast, and then has too few registers for a tile of 4 x 3. */
+#if defined(__clang__)
+#ifdef QKV__F64
+#define v_accumulate(sum, a, b) __asm__("vfmadd231pd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
+#else
+#define v_accumulate(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
+#endif
+#endif
 #define v_pin(x) __asm__("" : "+x"(x))
 
 V void v_transpose(vf r[VL]) {
