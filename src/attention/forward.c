@@ -63,7 +63,7 @@ static qkv_status layout(call *k, const qkv_state *state, int64_t nodes, void *m
       k->flash.state = k->flash.s.nodes > 1 ? &k->state : NULL;
     } else
       k->flash.state = NULL;
-    k->flash.s.starts = qkv__schedule_carve(g, &c);
+    qkv__schedule_carve(g, workers, &c, &k->flash.s);
     k->flash.worker_bytes = qkv__flash_worker_bytes(g, &k->flash.s);
     if (k->flash.worker_bytes == SIZE_MAX) return QKV_TOO_LARGE;
     k->flash.worker_memory = qkv__carve(&c, workers, k->flash.worker_bytes);

@@ -7,6 +7,7 @@
 #include "attention/state.h"
 #include "base/fpstate.h"
 #include "base/order1.h"
+#include "base/run.h"
 #include "schedule/schedule.h"
 
 typedef struct writer {
@@ -121,6 +122,19 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
   qkv__schedule plan;
   qkv__schedule_make(&g, standard, &plan);
 
+  qkv__memory memory;
+  qkv__carver room = {NULL, 0, 0};
+  qkv__schedule_carve(&g, c.num_workers, &room, &plan);
+  s = room.overflow ? QKV_TOO_LARGE : qkv__memory_take(&c, NULL, 0, room.used, &memory);
+  if (s != QKV_OK) {
+    qkv__fp_leave(&fp);
+    return s;
+  }
+  room.base = memory.base;
+  room.used = 0;
+  qkv__schedule_carve(&g, c.num_workers, &room, &plan);
+  if (!standard && room.base) qkv__schedule_fill(&g, &plan);
+
   numbers n = {0};
   int by_head = 0;
   for (int64_t i = 0; i < p.p.mask_count; i++) by_head |= qkv__mask_kinds[p.p.mask[i].kind].by_head;
@@ -163,6 +177,7 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
       sum += cost;
       if (load[least] > max) max = load[least];
     }
+  qkv__memory_release(&c, &memory);
   n.computed = standard ? number_of_pairs(&p) : sum;
 
   static const char *const aligns[] = {"end", "start", "explicit"};

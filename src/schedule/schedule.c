@@ -79,6 +79,7 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
   s->spares = qkv__tree_spares(last - first);
   s->node_rows = s->max_nodes = 0;
   s->starts = NULL;
+  s->order = NULL;
   s->grain = grain(g, s->row_tasks);
   s->tasks = (s->row_tasks + s->grain - 1) / s->grain;
   if (whole_keys || last - first < 2) return;
@@ -106,22 +107,78 @@ void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s) 
 /* Whether all entries have the same number of query rows. */
 static int is_even(const qkv__problem *p) { return !p->p.cu_seqlens_q && !p->p.q_length; }
 
-int64_t *qkv__schedule_carve(const qkv__engine *g, qkv__carver *c) {
-  return is_even(g->p) ? NULL : qkv__carve(c, g->p->p.batch + 1, sizeof(int64_t));
+void qkv__schedule_carve(const qkv__engine *g, int workers, qkv__carver *c, qkv__schedule *s) {
+  s->starts = is_even(g->p) ? NULL : qkv__carve(c, g->p->p.batch + 1, sizeof *s->starts);
+  s->order = workers > 1 && s->row_tasks <= INT32_MAX ? qkv__carve(c, s->row_tasks, sizeof *s->order) : NULL;
+}
+
+/* Keys that some row of the task may see, in whole blocks, times its rows. */
+static float work_of(const qkv__engine *g, const qkv__schedule *s, const qkv__entry *e, int64_t kv_head, int64_t block) {
+  const int64_t f0 = block * s->task_rows, f1 = QKV_MIN(f0 + s->task_rows, g->p->group * e->nq);
+  int64_t row = 0, rows = e->nq, blocks = 0;
+  if (f0 >= f1) return 0;
+  if (f0 / e->nq == (f1 - 1) / e->nq) {
+    row = f0 % e->nq;
+    rows = f1 - f0;
+  }
+  const qkv__rows r = {g->p, e, kv_head * g->p->group + f0 / e->nq, row, rows};
+  for (int64_t key = e->b0; (key = qkv__mask_next(&r, key, e->b1)) < e->b1; blocks++)
+    key = qkv__key_of_position(e, (qkv__position_of_key(e, key) / QKV_BLOCK + 1) * QKV_BLOCK);
+  return (float)(f1 - f0) * (float)blocks;
+}
+
+static int above(qkv__cost a, qkv__cost b) { return a.work > b.work || (a.work == b.work && a.task > b.task); }
+
+/* Heap sort, least work first: in place, and the same order everywhere. */
+static void sift(qkv__cost *c, int64_t root, int64_t n) {
+  for (int64_t child; (child = 2 * root + 1) < n; root = child) {
+    if (child + 1 < n && above(c[child + 1], c[child])) child++;
+    if (!above(c[child], c[root])) return;
+    const qkv__cost t = c[root];
+    c[root] = c[child];
+    c[child] = t;
+  }
+}
+static void sort(qkv__cost *c, int64_t n) {
+  for (int64_t i = n / 2; i-- > 0;) sift(c, i, n);
+  for (int64_t i = n - 1; i > 0; i--) {
+    const qkv__cost t = c[0];
+    c[0] = c[i];
+    c[i] = t;
+    sift(c, 0, i);
+  }
 }
 
 void qkv__schedule_fill(const qkv__engine *g, qkv__schedule *s) {
-  if (!s->starts) return;
-  s->starts[0] = 0;
+  const int64_t heads = g->p->p.num_kv_heads;
+  int by_head = 0;
+  int64_t first = 0;
+  if (s->starts) s->starts[0] = 0;
+  /* equal tasks need no order, and looking for one must stay small beside the work */
+  if (s->nodes > 1 || s->grain > 1 || (is_even(g->p) && !g->p->p.mask_count && !g->p->p.kv_length && !g->p->p.kv_begin) ||
+      (double)s->row_tasks * (double)g->p->max_keys > 64 * 2e6)
+    s->order = NULL;
+  for (int64_t i = 0; i < g->p->p.mask_count; i++) by_head |= qkv__mask_kinds[g->p->p.mask[i].kind].by_head;
+  if (!s->starts && !s->order) return;
   for (int64_t b = 0; b < g->p->p.batch; b++) {
     qkv__entry e;
     qkv__entry_of(g->p, b, &e);
-    s->starts[b + 1] = s->starts[b] + tasks_of(&e, g->p->group, s->task_rows) * g->p->p.num_kv_heads;
+    const int64_t blocks = tasks_of(&e, g->p->group, s->task_rows);
+    if (s->starts) s->starts[b + 1] = first + blocks * heads;
+    for (int64_t i = 0; s->order && i < blocks; i++)
+      for (int64_t h = 0; h < heads; h++) {
+        qkv__cost *c = &s->order[first + i * heads + h];
+        c->task = (int32_t)(first + i * heads + h);
+        c->work = h && !by_head ? c[-1].work : work_of(g, s, &e, h, i);
+      }
+    first += blocks * heads;
   }
+  if (s->order) sort(s->order, s->row_tasks);
 }
 
 void qkv__schedule_task(const qkv__engine *g, const qkv__schedule *s, int64_t task, qkv__task *t) {
   int64_t r = s->row_tasks - 1 - task / s->nodes, n = 0;
+  if (s->order) r = s->order[r].task;
   t->node = task % s->nodes;
   if (s->starts) {
     int64_t low = 0, high = g->p->p.batch; /* starts[low] <= r < starts[high] */

@@ -6,10 +6,17 @@
 
 #include "attention/panel.h"
 
+/* Work of a row task. */
+typedef struct qkv__cost {
+  float work;
+  int32_t task;
+} qkv__cost;
+
 typedef struct qkv__schedule {
   int64_t task_rows;  /* rows of a task, a multiple of the panel's width */
   int64_t panels;     /* panels of a task */
   int64_t *starts;      /* [batch + 1] row tasks before each entry, or NULL: entries have equal numbers, or are counted */
+  struct qkv__cost *order; /* [row_tasks] least work first; NULL: by index. Tasks run from its end */
   int64_t grain;        /* row tasks that run as one, when there are very many small ones */
   int64_t row_tasks;  /* tasks over rows */
   int64_t nodes;      /* tasks over keys; 1: every task sees all keys */
@@ -34,11 +41,10 @@ void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last);
 /* Tasks over rows when each has task_rows of them. */
 int64_t qkv__count_tasks(const qkv__engine *g, int64_t task_rows);
 void qkv__schedule_make(const qkv__engine *g, int whole_keys, qkv__schedule *s);
-/* Room for starts, if they are needed; to be filled before tasks run. */
-int64_t *qkv__schedule_carve(const qkv__engine *g, qkv__carver *c);
+/* Room for starts, and for order if several workers share the tasks; to be filled before tasks run. */
+void qkv__schedule_carve(const qkv__engine *g, int workers, qkv__carver *c, qkv__schedule *s);
 void qkv__schedule_fill(const qkv__engine *g, qkv__schedule *s);
-/* Row task and node of `task` = row task * nodes + node. Longest first: the last rows, which see the most keys under a causal
- * mask. */
+/* Row task and node of `task` = row task * nodes + node, the row tasks in their order. */
 void qkv__schedule_task(const qkv__engine *g, const qkv__schedule *s, int64_t task, qkv__task *t);
 
 #endif

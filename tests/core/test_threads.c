@@ -123,11 +123,44 @@ static void test_tasks_are_many(void **state) {
   }
 }
 
+/* The list of tasks, longest first, keeps 64 workers busy: what describe predicts from the work it really contains. */
+static void test_balance(void **state) {
+  (void)state;
+  int32_t cu[41] = {0};
+  qkv_mask causal = qkv_causal();
+  qkv_context context = qkv_context_default();
+  executor e = executor_make(EXECUTOR_SERIAL, 64, 1);
+  context = executor_context(&e);
+  for (int n = 0; n < 40; n++) cu[n + 1] = cu[n] + (n % 10 == 3 ? 4000 : 100 + 20 * n); /* short segments and long ones */
+  for (int n = 0; n < 3; n++) {
+    char text[2048];
+    qkv_problem p = qkv_problem_default();
+    p.batch = 1;
+    p.num_heads = 8;
+    p.seqlen_q = p.seqlen_kv = 4096;
+    p.head_dim = n == 0 ? 64 : 128;
+    p.mask = &causal;
+    p.mask_count = 1;
+    if (n == 2) {
+      p.batch = 40;
+      p.num_kv_heads = 2;
+      p.head_dim = 64;
+      p.seqlen_q = p.seqlen_kv = cu[40];
+      p.cu_seqlens_q = p.cu_seqlens_kv = cu;
+    }
+    assert_int_equal(qkv_describe(&context, &p, text, sizeof text), QKV_OK);
+    const char *balance = strstr(text, "balance: ");
+    assert_non_null(balance);
+    if (strtod(balance + 9, NULL) < 0.97) fail_msg("problem %d on 64 workers: %s", n, balance);
+  }
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_threads_in_one_call),
     cmocka_unit_test(test_threads_with_calls_of_their_own),
     cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_tasks_are_many),
+    cmocka_unit_test(test_balance),
 };
 
 TEST_MAIN(tests)
