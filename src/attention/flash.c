@@ -28,8 +28,7 @@ typedef struct worker {
   step steps[2];
   void *M, *L;
   void *K, *V[2]; /* staged blocks */
-  uint32_t *P;    /* of QKV_FAST: weights of a block, */
-  float *C;       /* and their products with V */
+  uint32_t *P;    /* of QKV_FAST: weights of a block */
 } worker;
 
 static void carve(const qkv__engine *g, const qkv__schedule *s, qkv__carver *c, worker *w) {
@@ -42,7 +41,7 @@ static void carve(const qkv__engine *g, const qkv__schedule *s, qkv__carver *c, 
     qkv__panel_carve(g, c, &l->panel, 1);
     for (int64_t n = 0; n < s->spares; n++) {
       qkv__tree_node *spare = &l->tree.spare[n];
-      spare->O = qkv__carve(c, p->head_dim_v * width, size);
+      spare->O = qkv__carve(c, qkv__padded(p->head_dim_v, g->fast ? QKV__FAST_M : 1) * width, size);
       spare->m = qkv__carve(c, width, size);
       spare->l = qkv__carve(c, width, size);
     }
@@ -59,7 +58,6 @@ static void carve(const qkv__engine *g, const qkv__schedule *s, qkv__carver *c, 
   w->L = qkv__carve(c, width, size);
   w->K = qkv__carve(c, QKV_BLOCK * qkv__padded(p->head_dim, g->fast ? QKV__FAST_K : 1), size);
   w->P = g->fast ? qkv__carve(c, QKV_BLOCK / 2 * width, 4) : NULL;
-  w->C = g->fast ? qkv__carve(c, qkv__padded(p->head_dim_v, QKV__FAST_M) * width, 4) : NULL;
 }
 
 size_t qkv__flash_worker_bytes(const qkv__engine *g, const qkv__schedule *s) {
@@ -123,12 +121,12 @@ static void advance_fast(const qkv__engine *g, const qkv__entry *e, worker *w, s
     if (!bits) qkv__panel_all_bits(&l->panel, now->keys, bits = now->bits);
     qkv__panel_hide(g, &l->panel, &w->stage, now->keys, bits);
   }
-  g->fast->product(now->S, K, ldk, QKV_BLOCK, qkv__padded(p->head_dim, QKV__FAST_K), l->panel.Qt, nv);
+  g->fast->product(now->S, K, ldk, QKV_BLOCK, qkv__padded(p->head_dim, QKV__FAST_K), l->panel.Qt, nv, 0);
   g->fast->scale(now->S, g->p->c, l->node.m, w->M, nv);
   if (adjusts) g->k->adjust(now->S, &now->runs, &a, l->node.m, w->M, nv);
   g->fast->softmax(now->S, w->P, l->node.m, w->M, l->node.l, now->alpha, nv);
-  g->fast->product(w->C, w->V[0], QKV_BLOCK, qkv__padded(p->head_dim_v, QKV__FAST_M), QKV_BLOCK, w->P, nv);
-  g->fast->accumulate(l->node.O, w->C, l->fresh ? NULL : now->alpha, p->head_dim_v, nv);
+  if (!l->fresh) g->fast->rescale(l->node.O, now->alpha, p->head_dim_v, nv);
+  g->fast->product(l->node.O, w->V[0], QKV_BLOCK, qkv__padded(p->head_dim_v, QKV__FAST_M), QKV_BLOCK, w->P, nv, !l->fresh);
   if (not_finite) qkv__add_not_finite(g, e, kv_head, now->key, now->keys, &l->panel, bits, w->P, l->node.O);
   l->fresh = 0;
   now->of = NULL;

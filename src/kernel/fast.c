@@ -32,17 +32,24 @@ static void enter(void) { _tile_loadconfig(&tiles); }
 static void leave(void) { _tile_release(); }
 
 /* Tiles 0..3 are 32 rows by 32 lanes of C, 4 and 5 of A, 6 and 7 of B. */
-static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv) {
+static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv, int add) {
   const int64_t w = nv * VL;
   const size_t a = (size_t)lda * 2, b = (size_t)w * 4;
   for (int64_t i = 0; i < m; i += 32) {
     const uint16_t *A0 = A + i * lda, *A1 = A + (i + 16) * lda;
     float *C0 = C + i * w, *C1 = C + (i + 16) * w;
     const int two = i + 16 < m;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    if (add) {
+      _tile_loadd(0, C0, b);
+      if (nv == 2) _tile_loadd(1, C0 + VL, b);
+      if (two) _tile_loadd(2, C1, b);
+      if (two && nv == 2) _tile_loadd(3, C1 + VL, b);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
     for (int64_t x = 0; x < k; x += 32) {
       _tile_loadd(4, A0 + x, a);
       _tile_loadd(6, B + x / 2 * w, b);
@@ -73,13 +80,13 @@ static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t
 static void enter(void) {}
 static void leave(void) {}
 
-V void product_nr(const int nr, float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B) {
+V void product_nr(const int nr, float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int add) {
   enum { MR = 8 };
   const int64_t w = nr * VL;
   for (int64_t i = 0; i < m; i += MR) {
     const uint16_t *a = A + i * lda;
     vf acc[MR][NR];
-    QKV_UNROLL_ALL for (int r = 0; r < MR; r++) QKV_UNROLL_ALL for (int c = 0; c < nr; c++) acc[r][c] = v_zero();
+    QKV_UNROLL_ALL for (int r = 0; r < MR; r++) QKV_UNROLL_ALL for (int c = 0; c < nr; c++) acc[r][c] = add ? v_load(C + (i + r) * w + c * VL) : v_zero();
     for (int64_t x = 0; x < k; x += 2) {
       __m512i b[NR];
       QKV_UNROLL_ALL for (int c = 0; c < nr; c++) {
@@ -97,9 +104,9 @@ V void product_nr(const int nr, float *C, const uint16_t *A, int64_t lda, int64_
         v_store(C + (i + r) * w + c * VL, acc[r][c]);
   }
 }
-static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv) {
-  if (nv == 2) product_nr(2, C, A, lda, m, k, B);
-  else product_nr(1, C, A, lda, m, k, B);
+static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv, int add) {
+  if (nv == 2) product_nr(2, C, A, lda, m, k, B, add);
+  else product_nr(1, C, A, lda, m, k, B, add);
 }
 #endif
 
@@ -231,20 +238,17 @@ static void softmax(const float *S, uint32_t *P, float *m, const float *M, float
   }
 }
 
-static void accumulate(float *O, const float *C, const float *alpha, int64_t dv, int nv) {
+static void rescale(float *O, const float *alpha, int64_t dv, int nv) {
   const int w = nv * VL;
-  if (!alpha) {
-    memcpy(O, C, (size_t)(dv * w) * sizeof *O);
-    return;
-  }
   for (int v = 0; v < nv; v++) {
     const vf al = v_load(alpha + v * VL);
+    if (_mm512_cmp_ps_mask(al, v_set1(1), _CMP_NEQ_UQ) == 0) continue; /* no maximum has moved: nothing changes */
     QKV_UNROLL(4) for (int64_t x = 0; x < dv; x++) {
       float *o = O + x * w + v * VL;
-      v_store(o, v_fma(v_load(o), al, v_load(C + x * w + v * VL)));
+      v_store(o, v_mul(v_load(o), al));
     }
   }
 }
 
 extern const qkv__fast TABLE;
-const qkv__fast TABLE = {NAME, enter, leave, pack, pad, transpose, product, scale, softmax, accumulate};
+const qkv__fast TABLE = {NAME, enter, leave, pack, pad, transpose, product, scale, softmax, rescale};

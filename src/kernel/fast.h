@@ -22,14 +22,14 @@ typedef struct qkv__fast {
   void (*pad)(uint16_t *to, const uint16_t *rows, int64_t ld, int64_t n, int64_t d);
   /* to[padded dv][64] = rows[n][dv] transposed, 0 around and for what is not finite; returns whether there was such */
   int (*transpose)(uint16_t *to, const uint16_t *rows, int64_t ld, int64_t n, int64_t dv);
-  /* C[m][w] = A[m][k] B[k / 2][w] */
-  void (*product)(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv);
+  /* C[m][w] = A[m][k] B[k / 2][w]; with `add`, added to what C holds. m is padded */
+  void (*product)(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv, int add);
   /* S[64][w] = S * c; M = fold into m */
   void (*scale)(float *S, double c, const float *m, float *M, int nv);
   /* z of M; alpha = exp2(m - z); m = M; p = exp2(S - z) rounded to bf16, as pairs in P[32][w]; l = fma(l, alpha, sum of p) */
   void (*softmax)(const float *S, uint32_t *P, float *m, const float *M, float *l, float *alpha, int nv);
-  /* O[dv][w] = fma(O, alpha, C); alpha NULL: O = C */
-  void (*accumulate)(float *O, const float *C, const float *alpha, int64_t dv, int nv);
+  /* O[dv][w] = O * alpha */
+  void (*rescale)(float *O, const float *alpha, int64_t dv, int nv);
 } qkv__fast;
 
 #endif
