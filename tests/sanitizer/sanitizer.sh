@@ -14,7 +14,7 @@ esac
 build=$WORK/$(printf %s "$1" | tr , _)
 mkdir -p "$build"
 if ! "$CMAKE" -S "$SOURCE" -B "$build" -G Ninja -DCMAKE_C_COMPILER="$CC" -DCMAKE_C_FLAGS_RELEASE=$level -DQKV_SANITIZE="$1" \
-  -DQKV_NESTED_TESTS=OFF -DQKV_INSTALL=OFF >"$build/log" 2>&1 || ! "$CMAKE" --build "$build" -j 2 >>"$build/log" 2>&1; then
+  -DQKV_NESTED_TESTS=OFF -DQKV_INSTALL=OFF >"$build/log" 2>&1 || ! "$CMAKE" --build "$build" -j 1 >>"$build/log" 2>&1; then
   cat "$build/log"
   echo "FAILED: the build with -fsanitize=$1"
   exit 1
@@ -23,4 +23,4 @@ ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
 UBSAN_OPTIONS=print_stacktrace=1
 QKV_TEST_SCALE=${QKV_TEST_SCALE:-$scale}
 export ASAN_OPTIONS UBSAN_OPTIONS QKV_TEST_SCALE
-exec "$CTEST" --test-dir "$build" --output-on-failure --no-tests=error -j 2 -L core -R "$only"
+exec "$CTEST" --test-dir "$build" --output-on-failure --no-tests=error -L core -R "$only"

@@ -12,7 +12,7 @@ need "$compiler"
 build=$WORK/$name
 mkdir -p "$build"
 if ! "$CMAKE" -S "$SOURCE" -B "$build" -G Ninja -DQKV_BUILD_PROGRAM=OFF -DQKV_BUILD_TESTS=OFF -DQKV_BUILD_DIGEST=ON \
-  -DQKV_INSTALL=OFF "$@" >"$build/log" 2>&1 || ! "$CMAKE" --build "$build" -j 2 >>"$build/log" 2>&1; then
+  -DQKV_INSTALL=OFF "$@" >"$build/log" 2>&1 || ! "$CMAKE" --build "$build" -j 1 >>"$build/log" 2>&1; then
   cat "$build/log"
   fail "the build of this variant"
 fi
