@@ -24,11 +24,13 @@ static void print_help(void) {
        "  --heads LIST           query heads (default 2)\n"
        "  --kv-heads LIST        key-value heads, divisors of the query heads (default: as many)\n"
        "  --head-dim LIST        head dims; D/DV gives v a dim of its own (default 64,128)\n"
-       "  --dtype LIST           f32, f64 (default f32)\n"
+       "  --dtype LIST           f32, f64, f16, bf16, of q, k, v and out (default f32)\n"
+       "  --arithmetic LIST      canonical, fast (default canonical); fast is for bf16\n"
        "  --mask LIST            none, or expressions as of qkv mask (default none,causal)\n"
        "  --threads LIST         threads (default 1)\n"
        "  --algorithm LIST       flash, standard (default flash)\n"
-       "  --isa LIST             avx512, avx2, neon, portable, reference (default: the best)\n"
+       "  --isa LIST             avx512, avx2, neon, portable, reference, for fast arithmetic amx,\n"
+       "                         avx512_bf16 (default: the best)\n"
        "  --direction fwd        the forward pass, the only one in this version\n"
        "\n"
        "Data and time:\n"
@@ -39,6 +41,15 @@ static void print_help(void) {
        "  --seed N               seed of the random numbers (default 1)\n"
        "  --repeat N             at least N runs of each (default 3) and at least 0.3 seconds, but\n"
        "                         no further run after 3 seconds\n"
+       "\n"
+       "The suite, in place of the grid:\n"
+       "  --suite                the rows that goals are stated for: value, goal, and whether it\n"
+       "                         holds on this processor\n"
+       "  --quick                fewer runs, and no length above 16384\n"
+       "  --only TEXT            only the rows that have TEXT in their name\n"
+       "  --gate DIR             also compare the rows with the results that DIR has of this CPU\n"
+       "                         (DIR/*.json, written by --suite --json), or with what they must\n"
+       "                         reach; exit status 1 if one lost more than 10 points\n"
        "\n"
        "Output:\n"
        "  --compare              standard and flash side by side, with their ratios\n"
@@ -54,7 +65,9 @@ static void print_help(void) {
   puts("\nExamples:\n"
        "  qkv bench --seqlen 1024,4096,16384 --heads 8 --head-dim 128 --threads 1,2 --json rows.json\n"
        "  qkv bench --seqlen 512,1024,2048,4096 --mask causal --compare --chart\n"
-       "  qkv bench --heads 8 --kv-heads 2 --mask 'none,causal,causal & window(255,0)'");
+       "  qkv bench --heads 8 --kv-heads 2 --mask 'none,causal,causal & window(255,0)'\n"
+       "  qkv bench --dtype f32,f16,bf16 --arithmetic canonical,fast\n"
+       "  qkv bench --suite --json suite.json");
 }
 
 /* Splits at commas outside of parentheses; blanks at both ends of an item go. */
@@ -122,6 +135,7 @@ enum {
   OPT_KV_HEADS,
   OPT_HEAD_DIM,
   OPT_DTYPE,
+  OPT_ARITHMETIC,
   OPT_MASK,
   OPT_THREADS,
   OPT_ALGORITHM,
@@ -135,7 +149,11 @@ enum {
   OPT_COMPARE,
   OPT_CHART,
   OPT_JSON,
-  OPT_PLOT
+  OPT_PLOT,
+  OPT_SUITE,
+  OPT_QUICK,
+  OPT_ONLY,
+  OPT_GATE
 };
 
 /* 0, -1 when the program has nothing more to do, or an exit status. */
@@ -147,6 +165,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                          {"kv-heads", required_argument, NULL, OPT_KV_HEADS},
                                          {"head-dim", required_argument, NULL, OPT_HEAD_DIM},
                                          {"dtype", required_argument, NULL, OPT_DTYPE},
+                                         {"arithmetic", required_argument, NULL, OPT_ARITHMETIC},
                                          {"mask", required_argument, NULL, OPT_MASK},
                                          {"threads", required_argument, NULL, OPT_THREADS},
                                          {"algorithm", required_argument, NULL, OPT_ALGORITHM},
@@ -161,10 +180,16 @@ static int parse_options(int argc, char **argv, options *o) {
                                          {"chart", no_argument, NULL, OPT_CHART},
                                          {"json", required_argument, NULL, OPT_JSON},
                                          {"plot", required_argument, NULL, OPT_PLOT},
+                                         {"suite", no_argument, NULL, OPT_SUITE},
+                                         {"quick", no_argument, NULL, OPT_QUICK},
+                                         {"only", required_argument, NULL, OPT_ONLY},
+                                         {"gate", required_argument, NULL, OPT_GATE},
                                          CLI_COMMON_OPTIONS};
-  static const char *const dtypes[] = {"f32", "f64", NULL};
+  static const char *const dtypes[] = {"f32", "f64", "f16", "bf16", NULL};
+  static const char *const arithmetics[] = {"canonical", "fast", NULL};
   static const char *const algorithms[] = {"flash", "standard", NULL};
-  static const char *const isas[] = {"avx512", "avx2", "neon", "portable", "reference", NULL};
+  static const char *const isas[] = {"avx512",    "avx2", "neon",        "portable",
+                                     "reference", "amx",  "avx512_bf16", NULL};
   const int64_t most = INT32_MAX;
   o->batch = o->seed = 1;
   o->repeat = 3;
@@ -179,6 +204,7 @@ static int parse_options(int argc, char **argv, options *o) {
     case OPT_KV_HEADS: status = parse_numbers(name, optarg, 1, most, &o->kv_heads); break;
     case OPT_HEAD_DIM: status = parse_words(name, optarg, &o->head_dim); break;
     case OPT_DTYPE: status = parse_words(name, optarg, &o->dtype); break;
+    case OPT_ARITHMETIC: status = parse_words(name, optarg, &o->arithmetic); break;
     case OPT_MASK: status = parse_words(name, optarg, &o->mask); break;
     case OPT_THREADS: status = parse_numbers(name, optarg, 1, 4096, &o->threads); break;
     case OPT_ALGORITHM: status = parse_words(name, optarg, &o->algorithm); break;
@@ -190,6 +216,10 @@ static int parse_options(int argc, char **argv, options *o) {
     case OPT_INPUT_V: o->input[letter - OPT_INPUT_Q] = optarg; break;
     case OPT_COMPARE: o->compare = 1; break;
     case OPT_CHART: o->chart = 1; break;
+    case OPT_SUITE: o->suite = 1; break;
+    case OPT_QUICK: o->quick = 1; break;
+    case OPT_ONLY: o->only = optarg; break;
+    case OPT_GATE: o->gate = optarg; break;
     case OPT_JSON: o->json = optarg; break;
     case OPT_PLOT:
       if (o->plots == sizeof o->plot / sizeof *o->plot) {
@@ -213,16 +243,32 @@ static int parse_options(int argc, char **argv, options *o) {
   if (files && (o->heads.count || o->kv_heads.count || o->head_dim.count)) {
     return cli_usage("the files of --input-q, -k and -v set --heads, --kv-heads and --head-dim: leave those out");
   }
+  if (o->suite) {
+    if (files || o->seqlen_q.count || o->seqlen_kv.count || o->heads.count || o->kv_heads.count || o->head_dim.count ||
+        o->dtype.count || o->arithmetic.count || o->mask.count || o->threads.count || o->algorithm.count || o->isa.count ||
+        o->compare || o->chart || o->plots) {
+      return cli_usage("--suite has a grid of its own: only --quick, --only, --gate, --json and --seed go with it");
+    }
+    return 0;
+  }
+  if (o->quick || o->only || o->gate) {
+    return cli_usage("%s goes with --suite", o->quick ? "--quick" : o->only ? "--only" : "--gate");
+  }
   if (!o->seqlen_q.count) status = parse_numbers("--seqlen", "512,4096", 1, most, &o->seqlen_q);
   if (!status && !o->heads.count) status = parse_numbers("--heads", "2", 1, most, &o->heads);
   if (!status && !o->threads.count) status = parse_numbers("--threads", "1", 1, 4096, &o->threads);
   if (!status && !o->head_dim.count && !files) status = parse_words("--head-dim", "64,128", &o->head_dim);
-  if (!status && !o->dtype.count) status = parse_words("--dtype", "f32", &o->dtype);
+  if (!status && !o->arithmetic.count) status = parse_words("--arithmetic", "canonical", &o->arithmetic);
+  if (!status && !o->dtype.count) {
+    int fast = o->arithmetic.count == 1 && strcmp(o->arithmetic.text[0], "fast") == 0;
+    status = parse_words("--dtype", fast ? "bf16" : "f32", &o->dtype);
+  }
   if (!status && !o->mask.count) status = parse_words("--mask", "none,causal", &o->mask);
   if (!status && !o->algorithm.count) {
     status = parse_words("--algorithm", o->compare ? "standard,flash" : "flash", &o->algorithm);
   }
   if (!status) status = allowed("--dtype", &o->dtype, dtypes);
+  if (!status) status = allowed("--arithmetic", &o->arithmetic, arithmetics);
   if (!status) status = allowed("--algorithm", &o->algorithm, algorithms);
   if (!status) status = allowed("--isa", &o->isa, isas);
   return status;
@@ -238,16 +284,17 @@ static result *add(bench *b, const cell *c) {
   return r;
 }
 
-/* The instruction set that a cap leads to, from the description of a small call; a note if it is not the one wanted. */
-static void resolve_isa(const char *wanted, cell *c, char *note, size_t n) {
+void bench_resolve_isa(const char *wanted, cell *c, char *note, size_t n) {
   static const double zero[64];
   double out[64];
+  char arithmetic[32] = "";
   qkv_context context = qkv_context_default();
   context.isa_cap = cli_isa_cap(wanted);
   qkv_problem p = qkv_problem_default();
   p.batch = p.num_heads = p.seqlen_q = p.seqlen_kv = 1;
   p.head_dim = 64;
   p.algorithm = c->algorithm;
+  p.arithmetic = c->arithmetic;
   p.q = p.k = p.v = qkv_bhsd(zero, c->dtype, 1, 1, 64);
   p.out = qkv_bhsd(out, c->dtype, 1, 1, 64);
   qkv_status status;
@@ -259,15 +306,41 @@ static void resolve_isa(const char *wanted, cell *c, char *note, size_t n) {
   } else if (text && !cli_fact(text, "isa", c->isa, sizeof c->isa)) {
     snprintf(c->isa, sizeof c->isa, "%s", wanted ? wanted : machine_best_isa());
   }
+  if (text) cli_fact(text, "arithmetic", arithmetic, sizeof arithmetic);
   free(text);
+  if (!note[0] && c->arithmetic == QKV_FAST && strncmp(arithmetic, "fast", 4) != 0) {
+    if (c->dtype != QKV_BF16 || c->algorithm == QKV_STANDARD) {
+      snprintf(note, n, "fast arithmetic is for bf16 and flash");
+    } else {
+      snprintf(note, n, "this processor or build has no %s for fast arithmetic", wanted ? wanted : "bf16 products");
+    }
+  }
   if (wanted && strcmp(wanted, c->isa) != 0) {
-    if (!note[0]) snprintf(note, n, "this processor or build has no %s", wanted);
+    int fast_only = strcmp(wanted, "amx") == 0 || strcmp(wanted, "avx512_bf16") == 0;
+    if (!note[0] && fast_only && c->arithmetic != QKV_FAST) {
+      snprintf(note, n, "%s is for fast arithmetic", wanted);
+    } else if (!note[0]) {
+      snprintf(note, n, "this processor or build has no %s", wanted);
+    }
     snprintf(c->isa, sizeof c->isa, "%s", wanted);
   }
 }
 
 /* Every combination, the last list of this order fastest, so that rows to compare are neighbours. */
-enum { BY_DTYPE, BY_ISA, BY_HEADS, BY_KV_HEADS, BY_DIM, BY_MASK, BY_THREADS, BY_SEQLEN, BY_SEQLEN_KV, BY_ALGORITHM, LISTS };
+enum {
+  BY_DTYPE,
+  BY_ARITHMETIC,
+  BY_ISA,
+  BY_HEADS,
+  BY_KV_HEADS,
+  BY_DIM,
+  BY_MASK,
+  BY_THREADS,
+  BY_SEQLEN,
+  BY_SEQLEN_KV,
+  BY_ALGORITHM,
+  LISTS
+};
 
 /* Errors of an expression show before anything is measured; those of a file's shape can depend on the lengths. */
 static int check_masks(const options *o) {
@@ -286,15 +359,17 @@ static int check_masks(const options *o) {
 
 static int plan(bench *b) {
   const options *o = &b->o;
-  const size_t length[LISTS] = {o->dtype.count, o->isa.count,     o->heads.count,    o->kv_heads.count,  o->head_dim.count,
-                                o->mask.count,  o->threads.count, o->seqlen_q.count, o->seqlen_kv.count, o->algorithm.count};
+  const size_t length[LISTS] = {o->dtype.count,    o->arithmetic.count, o->isa.count,     o->heads.count,
+                                o->kv_heads.count, o->head_dim.count,   o->mask.count,    o->threads.count,
+                                o->seqlen_q.count, o->seqlen_kv.count,  o->algorithm.count};
   size_t at[LISTS] = {0};
   for (int list = 0; list >= 0;) {
     cell c;
     char note[160] = "";
     memset(&c, 0, sizeof c);
     c.batch = o->batch;
-    c.dtype = strcmp(o->dtype.text[at[BY_DTYPE]], "f64") == 0 ? QKV_F64 : QKV_F32;
+    c.dtype = problem_dtype_named(o->dtype.text[at[BY_DTYPE]])->code;
+    c.arithmetic = strcmp(o->arithmetic.text[at[BY_ARITHMETIC]], "fast") == 0 ? QKV_FAST : QKV_CANONICAL;
     c.algorithm = strcmp(o->algorithm.text[at[BY_ALGORITHM]], "standard") == 0 ? QKV_STANDARD : QKV_FLASH;
     c.mask = o->mask.text[at[BY_MASK]];
     c.threads = (int)o->threads.value[at[BY_THREADS]];
@@ -311,7 +386,7 @@ static int plan(bench *b) {
       int status = parse_dims("--head-dim", o->head_dim.text[at[BY_DIM]], &c.head_dim, &c.head_dim_v);
       if (status) return status;
     }
-    resolve_isa(o->isa.count ? o->isa.text[at[BY_ISA]] : NULL, &c, note, sizeof note);
+    bench_resolve_isa(o->isa.count ? o->isa.text[at[BY_ISA]] : NULL, &c, note, sizeof note);
     if (c.num_heads % c.num_kv_heads != 0) {
       snprintf(note, sizeof note, "%lld query heads are no multiple of %lld key-value heads", (long long)c.num_heads,
                (long long)c.num_kv_heads);
@@ -328,8 +403,9 @@ static int plan(bench *b) {
 
 int bench_same_cell(const cell *a, const cell *c, int but) {
   return a->batch == c->batch && a->num_heads == c->num_heads && a->num_kv_heads == c->num_kv_heads &&
-         a->head_dim == c->head_dim && a->head_dim_v == c->head_dim_v && a->dtype == c->dtype && a->threads == c->threads &&
-         strcmp(a->mask, c->mask) == 0 && strcmp(a->isa, c->isa) == 0 &&
+         a->head_dim == c->head_dim && a->head_dim_v == c->head_dim_v && a->dtype == c->dtype &&
+         a->arithmetic == c->arithmetic && a->threads == c->threads && strcmp(a->mask, c->mask) == 0 &&
+         strcmp(a->isa, c->isa) == 0 &&
          ((but & BUT_ALGORITHM) || a->algorithm == c->algorithm) &&
          ((but & BUT_SEQLEN) || (a->seqlen_q == c->seqlen_q && a->seqlen_kv == c->seqlen_kv));
 }
@@ -344,7 +420,7 @@ static void free_words(words *w) {
 static void free_bench(bench *b) {
   options *o = &b->o;
   numbers *n[] = {&o->seqlen_q, &o->seqlen_kv, &o->heads, &o->kv_heads, &o->threads};
-  words *w[] = {&o->head_dim, &o->dtype, &o->mask, &o->algorithm, &o->isa};
+  words *w[] = {&o->head_dim, &o->dtype, &o->arithmetic, &o->mask, &o->algorithm, &o->isa};
   for (size_t i = 0; i < sizeof n / sizeof *n; i++) free(n[i]->value);
   for (size_t i = 0; i < sizeof w / sizeof *w; i++) free_words(w[i]);
   for (int t = 0; t < 3; t++) {
@@ -361,6 +437,7 @@ int qkv_cli_bench(int argc, char **argv) {
   memset(&b, 0, sizeof b);
   cli_set_verb("bench");
   int status = parse_options(argc, argv, &b.o);
+  if (status == 0 && b.o.suite) return bench_suite(&b.o);
   if (status == 0) status = check_masks(&b.o);
   if (status == 0) status = bench_read_inputs(&b);
   if (status == 0) status = plan(&b);

@@ -4,21 +4,12 @@
 
 #include "bench.h"
 #include "machine.h"
-#include "mask_text.h"
 #include "npy.h"
 #include "oracle.h"
 #include "qkv/openmp.h"
 #include "rng.h"
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
-
-static void store(int32_t dtype, void *data, int64_t index, double value) {
-  if (dtype == QKV_F64) {
-    ((double *)data)[index] = value;
-  } else {
-    ((float *)data)[index] = (float)value;
-  }
-}
 
 int bench_read_inputs(bench *b) {
   char error[512], shape[128];
@@ -97,6 +88,7 @@ static int make_data(bench *b, const cell *c) {
   }
   bench_drop_data(b);
   b->shape = *c;
+  const problem_dtype *type = problem_dtype_of(c->dtype);
   data_bytes(c, b->bytes);
   for (int t = 0; t < 4; t++) {
     b->memory[t] = machine_map(b->bytes[t]);
@@ -122,7 +114,7 @@ static int make_data(bench *b, const cell *c) {
             } else {
               value = rng_normal_at((uint64_t)b->o.seed, (uint64_t)t, (uint64_t)to);
             }
-            store(c->dtype, b->memory[t], to, value);
+            type->store((char *)b->memory[t] + to * (int64_t)type->size, value);
           }
         }
       }
@@ -133,10 +125,11 @@ static int make_data(bench *b, const cell *c) {
 
 /* ---- The check --------------------------------------------------------------------------------------------------- */
 
-/* Compares rows of the result with the plain formula in higher precision and the bound of the rounding: first and last row,
- * and some between; and looks whether every element of out was written and is a number. 0: wrong, and r->note says where. */
-static int check_result(const qkv_problem *p, uint64_t seed, result *r) {
+/* Rows of the result against the plain formula in higher precision and the bound of the rounding: first and last row, and
+ * some between; and whether every element of out was written and is a number. */
+int bench_check(const prepared *t, int64_t seed, double work, result *r) {
   const cell *c = &r->c;
+  const qkv_problem *p = &t->problem;
   int64_t count = c->batch * c->num_heads * c->seqlen_q, dv = c->head_dim_v;
   for (int64_t i = 0; i < count * dv; i++) {
     if (!isfinite(load_value(c->dtype, p->out.data, i))) {
@@ -147,19 +140,19 @@ static int check_result(const qkv_problem *p, uint64_t seed, result *r) {
     }
   }
   double cost = (double)c->seqlen_kv * (double)(c->head_dim + dv), worst = 0;
-  int64_t rows = cost * 32 < 4e7 ? 32 : (int64_t)(4e7 / cost);
+  int64_t rows = cost * 32 < work ? 32 : (int64_t)(work / cost);
   if (rows < 4) rows = 4;
   if (rows > count) rows = count;
   oracle *o = oracle_new(p);
   oracle_value *value = malloc(((size_t)dv + 1) * sizeof *value);
   int good = o && value;
   if (!good) snprintf(r->note, sizeof r->note, "no memory for the check");
-  for (int64_t t = 0; t < rows && good; t++) {
+  for (int64_t at = 0; at < rows && good; at++) {
     /* Ascending, one in each equal part: the oracle keeps the keys of a head. */
-    int64_t from = t * count / rows, to = (t + 1) * count / rows;
-    int64_t row = t == 0          ? 0
-                  : t == rows - 1 ? count - 1
-                                  : from + (int64_t)(rng_at(seed, 7, (uint64_t)t) % (uint64_t)(to - from));
+    int64_t from = at * count / rows, to = (at + 1) * count / rows;
+    int64_t row = at == 0          ? 0
+                  : at == rows - 1 ? count - 1
+                                   : from + (int64_t)(rng_at((uint64_t)seed, 7, (uint64_t)at) % (uint64_t)(to - from));
     int64_t i = row % c->seqlen_q, h = row / c->seqlen_q % c->num_heads, e = row / c->seqlen_q / c->num_heads;
     oracle_row(o, e, h, i, value, &value[dv]);
     for (int64_t x = 0; x < dv && good; x++) {
@@ -210,88 +203,103 @@ static void warm_up(const qkv_context *context, const qkv_problem *p) {
   qkv_forward(context, &small, NULL, 0);
 }
 
-qkv_status bench_measure(bench *b, result *r, char *error, size_t n) {
+qkv_status bench_prepare(bench *b, result *r, prepared *t, char *error, size_t n) {
   const cell *c = &r->c;
-  size_t bytes[4], scratch_bytes = 0, total = data_bytes(c, bytes);
+  size_t bytes[4], total = data_bytes(c, bytes);
+  memset(t, 0, sizeof *t);
   error[0] = 0;
-  if (total == SIZE_MAX || !fits(total)) {
+  if (total == SIZE_MAX || !fits(total) || make_data(b, c) != 0) {
     skip(r, total, "q, k, v and out");
     return QKV_OK;
   }
-  if (make_data(b, c) != 0) {
-    skip(r, total, "q, k, v and out");
-    return QKV_OK;
-  }
-  qkv_context context = qkv_context_default();
-  if (c->threads > 1) qkv_openmp(&context, c->threads);
-  context.isa_cap = c->isa;
-  context.cancel = cli_interrupts();
+  t->context = qkv_context_default();
+  if (c->threads > 1) qkv_openmp(&t->context, c->threads);
+  t->context.isa_cap = c->isa;
+  t->context.cancel = cli_interrupts();
 
-  qkv_problem p = qkv_problem_default();
-  p.algorithm = c->algorithm;
-  p.batch = c->batch;
-  p.num_heads = c->num_heads;
-  p.num_kv_heads = c->num_kv_heads;
-  p.seqlen_q = c->seqlen_q;
-  p.seqlen_kv = c->seqlen_kv;
-  p.head_dim = c->head_dim;
-  p.head_dim_v = c->head_dim_v;
-  p.q = qkv_bhsd(b->memory[0], c->dtype, c->num_heads, c->seqlen_q, c->head_dim);
-  p.k = qkv_bhsd(b->memory[1], c->dtype, c->num_kv_heads, c->seqlen_kv, c->head_dim);
-  p.v = qkv_bhsd(b->memory[2], c->dtype, c->num_kv_heads, c->seqlen_kv, c->head_dim_v);
-  p.out = qkv_bhsd(b->memory[3], c->dtype, c->num_heads, c->seqlen_q, c->head_dim_v);
-  mask_text *mask = grow(NULL, sizeof *mask);
+  qkv_problem *p = &t->problem;
+  *p = qkv_problem_default();
+  p->algorithm = c->algorithm;
+  p->arithmetic = c->arithmetic;
+  p->batch = c->batch;
+  p->num_heads = c->num_heads;
+  p->num_kv_heads = c->num_kv_heads;
+  p->seqlen_q = c->seqlen_q;
+  p->seqlen_kv = c->seqlen_kv;
+  p->head_dim = c->head_dim;
+  p->head_dim_v = c->head_dim_v;
+  p->q = qkv_bhsd(b->memory[0], c->dtype, c->num_heads, c->seqlen_q, c->head_dim);
+  p->k = qkv_bhsd(b->memory[1], c->dtype, c->num_kv_heads, c->seqlen_kv, c->head_dim);
+  p->v = qkv_bhsd(b->memory[2], c->dtype, c->num_kv_heads, c->seqlen_kv, c->head_dim_v);
+  p->out = qkv_bhsd(b->memory[3], c->dtype, c->num_heads, c->seqlen_q, c->head_dim_v);
+  t->mask = grow(NULL, sizeof *t->mask);
   const mask_text_extents extents = {c->batch, c->num_heads, c->seqlen_q, c->seqlen_kv};
-  if (mask_text_parse(c->mask, &extents, NULL, mask, error, n) != 0) {
-    mask_text_free(mask);
-    free(mask);
-    return QKV_BAD_MASK;
-  }
-  p.mask = mask->terms;
-  p.mask_count = mask->count;
-  p.kv_length = mask->lengths.data;
+  if (mask_text_parse(c->mask, &extents, NULL, t->mask, error, n) != 0) return QKV_BAD_MASK;
+  p->mask = t->mask->terms;
+  p->mask_count = t->mask->count;
+  p->kv_length = t->mask->lengths.data;
 
-  qkv_status status = qkv_scratch(&context, &p, &scratch_bytes);
-  char *facts = NULL;
-  void *scratch = NULL;
-  if (status != QKV_OK) goto end;
-  if (!fits(scratch_bytes) || !(scratch = machine_map(scratch_bytes))) {
-    skip(r, scratch_bytes, c->algorithm == QKV_STANDARD ? "the scores" : "the scratch memory");
-    goto end;
+  qkv_status status = qkv_scratch(&t->context, p, &t->scratch_bytes);
+  if (status == QKV_OK && (!fits(t->scratch_bytes) || !(t->scratch = machine_map(t->scratch_bytes)))) {
+    skip(r, t->scratch_bytes, c->algorithm == QKV_STANDARD ? "the scores" : "the scratch memory");
+    return QKV_OK;
   }
-  facts = cli_describe(&context, &p, &status);
-  if (status != QKV_OK) goto end;
-  double pairs = cli_fact_number(facts, "pairs_visible"), flops = pairs * 2 * (double)(c->head_dim + c->head_dim_v);
-
-  warm_up(&context, &p);
-  memset(p.out.data, 0xff, b->bytes[3]); /* NaN: what is not written shows */
-  machine_meter_begin(&context);
-  status = qkv_forward(&context, &p, scratch, scratch_bytes);
-  r->extra_bytes = machine_meter_end(&context, scratch_bytes);
-  double peak = machine_peak_gflops(c->dtype, c->isa), spent = 0;
-  while (status == QKV_OK && (r->runs < b->o.repeat || spent < 0.3) && (spent < 3 || r->runs == 0)) {
-    double t = machine_now();
-    status = qkv_forward(&context, &p, scratch, scratch_bytes);
-    t = machine_now() - t;
-    spent += t;
-    if (status == QKV_OK && (r->runs == 0 || t < r->seconds)) r->seconds = t;
-    r->runs++;
-    if (t > 0.05 && r->runs < 8) peak = fmax(peak, machine_peak_gflops(c->dtype, c->isa));
-  }
-  if (status != QKV_OK) goto end;
-  peak = fmax(peak, machine_peak_gflops(c->dtype, c->isa));
-  int cores = machine_cpus();
-  r->peak_gflops = peak * (c->threads < cores ? c->threads : cores);
-  r->gflops = r->seconds > 0 ? flops / r->seconds / 1e9 : 0;
-  r->outcome = check_result(&p, (uint64_t)b->o.seed, r) ? DONE : WRONG;
-end:
-  if (status != QKV_OK && status != QKV_CANCELLED) {
-    qkv_check(&p, error, n);
+  char *facts = status == QKV_OK ? cli_describe(&t->context, p, &status) : NULL;
+  if (facts) t->flops = cli_fact_number(facts, "pairs_visible") * 2 * (double)(c->head_dim + c->head_dim_v);
+  free(facts);
+  if (status == QKV_OK) {
+    warm_up(&t->context, p);
+    memset(p->out.data, 0xff, b->bytes[3]); /* NaN: what is not written shows */
+  } else {
+    qkv_check(p, error, n);
     if (!error[0]) snprintf(error, n, "%s", qkv_status_text(status));
   }
-  free(facts);
-  machine_unmap(scratch, scratch_bytes);
-  mask_text_free(mask);
-  free(mask);
+  return status;
+}
+
+void bench_release(prepared *t) {
+  machine_unmap(t->scratch, t->scratch_bytes);
+  if (t->mask) mask_text_free(t->mask);
+  free(t->mask);
+  memset(t, 0, sizeof *t);
+}
+
+machine_rate bench_peak(const cell *c, int threads) {
+  /* 16-bit storage is computed in f32. */
+  int32_t type = c->arithmetic == QKV_FAST ? QKV_BF16 : c->dtype == QKV_F64 ? QKV_F64 : QKV_F32;
+  return machine_peak(type, c->isa, threads);
+}
+
+qkv_status bench_measure(bench *b, result *r, char *error, size_t n) {
+  const cell *c = &r->c;
+  prepared t;
+  qkv_status status = bench_prepare(b, r, &t, error, n);
+  if (status != QKV_OK || r->outcome == SKIPPED) {
+    bench_release(&t);
+    return status;
+  }
+  machine_meter_begin(&t.context);
+  status = qkv_forward(&t.context, &t.problem, t.scratch, t.scratch_bytes);
+  r->extra_bytes = machine_meter_end(&t.context, t.scratch_bytes);
+  double peak = bench_peak(c, 1).best, spent = 0;
+  while (status == QKV_OK && (r->runs < b->o.repeat || spent < 0.3) && (spent < 3 || r->runs == 0)) {
+    double seconds = machine_now();
+    status = qkv_forward(&t.context, &t.problem, t.scratch, t.scratch_bytes);
+    seconds = machine_now() - seconds;
+    spent += seconds;
+    if (status == QKV_OK && (r->runs == 0 || seconds < r->seconds)) r->seconds = seconds;
+    r->runs++;
+    if (seconds > 0.05 && r->runs < 8) peak = fmax(peak, bench_peak(c, 1).best);
+  }
+  if (status == QKV_OK) {
+    peak = fmax(peak, bench_peak(c, 1).best);
+    int cores = machine_cpus();
+    r->peak_gflops = peak * (c->threads < cores ? c->threads : cores);
+    r->gflops = r->seconds > 0 ? t.flops / r->seconds / 1e9 : 0;
+    r->outcome = bench_check(&t, b->o.seed, 4e7, r) ? DONE : WRONG;
+  } else if (status != QKV_CANCELLED) {
+    snprintf(error, n, "%s", qkv_status_text(status));
+  }
+  bench_release(&t);
   return status;
 }

@@ -37,6 +37,7 @@ static void key_text(const cell *c, int key, char *text, size_t n) {
   case KEY_DIM: a = c->head_dim, second = c->head_dim_v; break;
   case KEY_THREADS: a = second = c->threads; break;
   case KEY_DTYPE: snprintf(text, n, "%s", dtype_name(c->dtype)); return;
+  case KEY_ARITHMETIC: snprintf(text, n, "%s", arithmetic_name(c->arithmetic)); return;
   case KEY_MASK: snprintf(text, n, "%s", c->mask); return;
   case KEY_ALGORITHM: snprintf(text, n, "%s", algorithm_name(c->algorithm)); return;
   default: snprintf(text, n, "%s", c->isa); return;
@@ -49,8 +50,8 @@ static void key_text(const cell *c, int key, char *text, size_t n) {
 }
 
 void bench_plan_columns(const bench *b, column k[KEYS]) {
-  static const char *const title[KEYS] = {"n",     "n_kv", "batch",   "heads",     "head_dim",
-                                          "dtype", "mask", "threads", "algorithm", "isa"};
+  static const char *const title[KEYS] = {"n",          "n_kv", "batch",   "heads",     "head_dim", "dtype",
+                                          "arithmetic", "mask", "threads", "algorithm", "isa"};
   int same_lengths = 1;
   for (size_t i = 0; i < b->count; i++) same_lengths &= b->r[i].c.seqlen_q == b->r[i].c.seqlen_kv;
   for (int x = 0; x < KEYS; x++) {
@@ -77,6 +78,7 @@ void bench_common_text(const bench *b, const column k[KEYS], char *text, size_t 
     char value[256];
     key_text(c, x, value, sizeof value);
     if (k[x].varies || (x == KEY_BATCH && c->batch == 1) || (x == KEY_ALGORITHM && b->o.compare)) continue;
+    if (x == KEY_ARITHMETIC && c->arithmetic == QKV_CANONICAL) continue;
     size_t used = strlen(text);
     const char *comma = used ? ", " : "";
     if (x == KEY_HEADS && c->num_heads != c->num_kv_heads) {
@@ -95,7 +97,9 @@ void bench_common_text(const bench *b, const column k[KEYS], char *text, size_t 
   }
 }
 
-static int is_text(int key) { return key == KEY_DTYPE || key == KEY_MASK || key == KEY_ALGORITHM || key == KEY_ISA; }
+static int is_text(int key) {
+  return key == KEY_DTYPE || key == KEY_ARITHMETIC || key == KEY_MASK || key == KEY_ALGORITHM || key == KEY_ISA;
+}
 
 /* The key columns of a cell, or their titles if c is NULL. */
 static void print_keys(const column k[KEYS], const cell *c) {
@@ -231,7 +235,7 @@ void bench_progress(const bench *b, size_t i) {
 
 /* ---- Files and charts -------------------------------------------------------------------------------------------- */
 
-static cJSON *machine_json(const bench *b) {
+cJSON *bench_machine_json(const bench *b) {
   cJSON *m = cJSON_CreateObject();
   char cpu[256];
   machine_describe(cpu, sizeof cpu);
@@ -262,7 +266,11 @@ static cJSON *machine_json(const bench *b) {
     const result *r = &b->r[i];
     if (r->outcome != DONE) continue;
     char name[40];
-    snprintf(name, sizeof name, "%s_%s", r->c.isa, dtype_name(r->c.dtype));
+    /* 16-bit storage is widened to f32. */
+    snprintf(name, sizeof name, "%s_%s", r->c.isa, r->c.dtype == QKV_F64 ? "f64" : "f32");
+    if (r->c.arithmetic == QKV_FAST) {
+      snprintf(name, sizeof name, "%s", strcmp(r->c.isa, "amx") == 0 ? "amx_bf16" : r->c.isa);
+    }
     double one = r->peak_gflops / (r->c.threads < cores ? r->c.threads : cores);
     cJSON *old = cJSON_GetObjectItemCaseSensitive(peak, name);
     if (!old) {
@@ -276,7 +284,7 @@ static cJSON *machine_json(const bench *b) {
   return m;
 }
 
-static cJSON *row_json(const result *r) {
+cJSON *bench_row_json(const result *r) {
   const cell *c = &r->c;
   cJSON *x = cJSON_CreateObject();
   cJSON_AddNumberToObject(x, "batch", (double)c->batch);
@@ -287,6 +295,7 @@ static cJSON *row_json(const result *r) {
   cJSON_AddNumberToObject(x, "head_dim", (double)c->head_dim);
   cJSON_AddNumberToObject(x, "head_dim_v", (double)c->head_dim_v);
   cJSON_AddStringToObject(x, "dtype", dtype_name(c->dtype));
+  cJSON_AddStringToObject(x, "arithmetic", arithmetic_name(c->arithmetic));
   cJSON_AddStringToObject(x, "mask", c->mask);
   cJSON_AddNumberToObject(x, "threads", c->threads);
   cJSON_AddStringToObject(x, "algorithm", algorithm_name(c->algorithm));
@@ -308,7 +317,7 @@ static cJSON *row_json(const result *r) {
   return x;
 }
 
-static void print_item(FILE *f, cJSON *item) {
+void bench_print_item(FILE *f, cJSON *item) {
   char *text = cJSON_PrintUnformatted(item);
   fputs(text ? text : "null", f);
   cJSON_free(text);
@@ -319,7 +328,7 @@ static void print_item(FILE *f, cJSON *item) {
 int bench_write_json(bench *b, char *error, size_t n) {
   FILE *f = b->json.stream;
   fputs("{\"machine\": ", f);
-  print_item(f, machine_json(b));
+  bench_print_item(f, bench_machine_json(b));
   static const char *const list[] = {"rows", "skipped", "wrong"};
   static const int outcome[] = {DONE, SKIPPED, WRONG};
   for (int x = 0; x < 3; x++) {
@@ -328,7 +337,7 @@ int bench_write_json(bench *b, char *error, size_t n) {
     for (size_t i = 0; i < b->count; i++) {
       if (b->r[i].outcome != outcome[x]) continue;
       fputs(any ? ",\n  " : "\n  ", f);
-      print_item(f, row_json(&b->r[i]));
+      bench_print_item(f, bench_row_json(&b->r[i]));
       any = 1;
     }
     fputc(']', f);

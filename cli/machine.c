@@ -13,10 +13,22 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+#ifdef __linux__
+#include <sys/syscall.h>
+#endif
 
 double machine_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double machine_thread_now(void) {
+  struct timespec t;
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) != 0) return machine_now();
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -53,6 +65,16 @@ static int proc_value(const char *path, const char *key, char *text, size_t n) {
   }
   fclose(f);
   return found;
+}
+
+double machine_stolen(void) {
+  FILE *f = fopen("/proc/stat", "r");
+  unsigned long long steal = 0;
+  if (!f) return 0;
+  int found = fscanf(f, "cpu %*u %*u %*u %*u %*u %*u %*u %llu", &steal);
+  fclose(f);
+  long tick = sysconf(_SC_CLK_TCK);
+  return found == 1 && tick > 0 ? (double)steal / (double)tick : 0;
 }
 
 void machine_describe(char *cpu, size_t n) {
@@ -315,6 +337,52 @@ X86_PEAK(avx2_f64, "avx2,fma", ZERO_256, REPEAT_12(PD_256), 12 * 2 * 4, LOW_16)
 X86_PEAK(scalar_f32, "avx,fma", ZERO_256, REPEAT_12(SS), 12 * 2, LOW_16)
 X86_PEAK(scalar_f64, "avx,fma", ZERO_256, REPEAT_12(SD), 12 * 2, LOW_16)
 
+/* Pairs of bf16. Tiles 0 to 3 are the sums of two tiles of rows and two of columns: enough for their latency. */
+#define DOT_512(i) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" #i "\n"
+X86_PEAK(avx512_bf16, "avx512f,avx512bf16", ZERO_512, REPEAT_24(DOT_512), 24 * 4 * 16, ALL_26)
+
+__attribute__((target("amx-tile,amx-bf16"), noinline)) static double amx_bf16(int64_t n) {
+  static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t column_bytes[16];
+    uint8_t rows[16];
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  double total = (double)n * 4 * 2 * 16 * 16 * 32;
+  __asm__ volatile("ldtilecfg %1\n"
+                   "tilezero %%tmm0\n tilezero %%tmm1\n tilezero %%tmm2\n tilezero %%tmm3\n"
+                   "tilezero %%tmm4\n tilezero %%tmm5\n tilezero %%tmm6\n tilezero %%tmm7\n"
+                   "1:\n"
+                   "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\n"
+                   "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3\n"
+                   "dec %0\n jnz 1b\n"
+                   "tilerelease\n"
+                   : "+r"(n)
+                   : "m"(tiles)
+                   : "cc");
+  return total;
+}
+
+static int have_bf16(void) {
+  unsigned a, b, c, d;
+  return __builtin_cpu_supports("avx512f") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+static int have_amx(void) {
+#ifdef __linux__
+  enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+  unsigned a, b, c, d, low, high;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & 0x60000) == 0x60000 && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return 0;
+#endif
+}
+static int is_amd(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == 0x68747541; /* "Auth" of AuthenticAMD */
+}
+
 #elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
 #define HAVE_ARM 1
 #define VECTORS                                                                                                       \
@@ -374,25 +442,69 @@ static peak_fn peak_loop(int dtype, const char *isa) {
   return scalar ? wide ? c_f64 : c_f32 : NULL;
 }
 
-double machine_peak_gflops(int dtype, const char *isa) {
-  peak_fn loop = peak_loop(dtype, isa);
-  if (!loop) return 0;
+static peak_fn bf16_loop(const char *isa) {
+#ifdef HAVE_X86
+  __builtin_cpu_init();
+  if (strcmp(isa, "avx512_bf16") == 0 && have_bf16()) return avx512_bf16;
+  if (strcmp(isa, "amx") == 0 && have_amx()) return amx_bf16;
+#endif
+  (void)isa;
+  return NULL;
+}
+
+machine_rate machine_peak(int dtype, const char *isa, int threads) {
+  peak_fn loop = dtype == QKV_BF16 ? bf16_loop(isa) : peak_loop(dtype, isa);
+  enum { RUNS = 8 };
+  machine_rate rate = {0, 0};
+  if (!loop) return rate;
   int64_t n = 1000;
-  double best = 0, seconds = 0;
+  double seconds = 0;
   while (seconds < 2e-4) { /* grow until a run is long against the clock; this also brings the core out of its sleep */
     double t = machine_now();
     loop(n);
     seconds = machine_now() - t;
     if (seconds < 2e-4) n *= 2;
   }
-  n = (int64_t)((double)n * 1e-3 / seconds) + 1;
-  for (int r = 0; r < 8; r++) {
-    double t = machine_now(), flops = loop(n), rate;
-    t = machine_now() - t;
-    rate = t > 0 ? flops / t / 1e9 : 0;
-    if (rate > best) best = rate;
+  if (threads < 1) threads = 1;
+#ifndef _OPENMP
+  threads = 1;
+#endif
+  /* A team of threads takes a while to start. */
+  n = (int64_t)((double)n * (threads > 1 ? 3e-3 : 1e-3) / seconds) + 1;
+  double all_flops = 0, all_seconds = 0;
+  for (int r = 0; r < RUNS; r++) {
+    double flops = 0, t = threads == 1 ? machine_thread_now() : machine_now();
+    if (threads == 1) {
+      flops = loop(n);
+    } else {
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : flops)
+      for (int i = 0; i < threads; i++) flops += loop(n);
+#endif
+    }
+    t = (threads == 1 ? machine_thread_now() : machine_now()) - t;
+    if (t <= 0) continue;
+    all_flops += flops;
+    all_seconds += t;
+    if (flops / t / 1e9 > rate.best) rate.best = flops / t / 1e9;
   }
-  return best;
+  if (all_seconds > 0) rate.mean = all_flops / all_seconds / 1e9;
+  return rate;
+}
+
+double machine_peak_gflops(int dtype, const char *isa) { return machine_peak(dtype, isa, 1).best; }
+double machine_peak_bf16(const char *isa) { return machine_peak(QKV_BF16, isa, 1).best; }
+
+int machine_kind(void) {
+#ifdef HAVE_X86
+  const char *isa = machine_best_isa();
+  if (strcmp(isa, "avx2") == 0) return MACHINE_AVX2;
+  if (strcmp(isa, "avx512") == 0 && is_amd()) {
+    double wide = machine_peak_gflops(QKV_F32, "avx512"), narrow = machine_peak_gflops(QKV_F32, "avx2");
+    return wide > 1.5 * narrow ? MACHINE_AVX512_TWO : MACHINE_AVX512_ONE;
+  }
+#endif
+  return MACHINE_OTHER;
 }
 
 const char *machine_best_isa(void) {

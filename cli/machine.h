@@ -5,8 +5,12 @@
 
 #include <qkv/qkv.h>
 
-/* Seconds of a monotonic clock. */
+/* Seconds of a monotonic clock, and those that this thread has run: without the time that other processes took. */
 double machine_now(void);
+double machine_thread_now(void);
+
+/* Seconds that a hypervisor gave to others while this machine's processors had work, all processors together; 0: unknown. */
+double machine_stolen(void);
 
 /* Model name with family, model and stepping (or the ARM implementer and part), as the operating system tells them. */
 void machine_describe(char *cpu, size_t n);
@@ -30,8 +34,22 @@ uint64_t machine_memory_free(void);
 /* GFLOP/s of independent multiply-adds of one core in QKV_F32 or QKV_F64 with "avx512", "avx2", "neon" or "portable"
  * (scalar, also "reference"): the best of several runs of about a millisecond. 0 for a set this processor lacks. */
 double machine_peak_gflops(int dtype, const char *isa);
+/* The same for bf16 products with f32 sums: "avx512_bf16" (dot products of pairs) or "amx" (tiles, for which the system is
+ * asked). */
+double machine_peak_bf16(const char *isa);
+/* Either of them (QKV_F32, QKV_F64, QKV_BF16) with the mean of the runs: what a longer run is to be compared with, since the
+ * clock varies with what ran before. Of one thread its own time; of several, all flops over the time of the slowest. */
+typedef struct machine_rate {
+  double best, mean;
+} machine_rate;
+machine_rate machine_peak(int dtype, const char *isa, int threads);
 /* The best instruction set of the list above that this processor has. */
 const char *machine_best_isa(void);
+
+/* The kinds of processor that goals are stated for: AVX-512 of AMD with two 512-bit multiply-adds a cycle (Zen 5) or one
+ * (Zen 4), AVX2 alone, and all others. Measures where the names do not tell. */
+enum { MACHINE_AVX512_TWO, MACHINE_AVX512_ONE, MACHINE_AVX2, MACHINE_OTHER, MACHINE_KINDS };
+int machine_kind(void);
 
 /* GB/s of reading memory that no cache holds, with so many threads; 0 if there is no memory for it. Takes about a second. */
 double machine_read_gbps(int threads);

@@ -11,6 +11,7 @@
 #include "mask_text.h"
 #include "npy.h"
 #include "picture.h"
+#include "problem_text.h"
 #include "qkv/openmp.h"
 #include "safetensors.h"
 
@@ -38,6 +39,7 @@ typedef struct job {
   qkv_mask terms[MASK_TEXT_TERMS + 1];
   int64_t term_count;
   int32_t *positions;
+  uint16_t *bf16[3]; /* q, k, v for fast arithmetic */
   qkv_problem problem;
   qkv_context context;
   array out, lse;
@@ -82,6 +84,8 @@ static void help(void) {
         "      --scale X          multiplies the scores; the default is 1/sqrt(head_dim)\n"
         "      --softcap X        scores become X * tanh(score / X); the default is 0, off\n"
         "      --algorithm NAME   flash (the default) or standard, the textbook's that holds all scores\n"
+        "      --arithmetic NAME  canonical (the default), or fast: by the CPU's bf16 products where it\n"
+        "                         has them, if q, k and v are bf16; less accurate\n"
         "\n"
         "Run:\n"
         "      --threads N        the default is the number of processors\n"
@@ -119,6 +123,7 @@ enum {
   OPT_SOFTCAP,
   OPT_LAYOUT,
   OPT_ALGORITHM,
+  OPT_ARITHMETIC,
   OPT_THREADS,
   OPT_ISA,
   OPT_OUT,
@@ -146,6 +151,7 @@ static const struct option options[] = {{"q", required_argument, NULL, OPT_SOURC
                                         {"softcap", required_argument, NULL, OPT_SOFTCAP},
                                         {"layout", required_argument, NULL, OPT_LAYOUT},
                                         {"algorithm", required_argument, NULL, OPT_ALGORITHM},
+                                        {"arithmetic", required_argument, NULL, OPT_ARITHMETIC},
                                         {"threads", required_argument, NULL, OPT_THREADS},
                                         {"isa", required_argument, NULL, OPT_ISA},
                                         {"out", required_argument, NULL, OPT_OUT},
@@ -174,6 +180,10 @@ static int parse_option(job *j, int option) {
     j->algorithm = strcmp(optarg, "standard") == 0 ? QKV_STANDARD : QKV_FLASH;
     if (j->algorithm == QKV_STANDARD || strcmp(optarg, "flash") == 0) return CLI_OK;
     return cli_usage("%s: '%s' is neither flash nor standard", name, optarg);
+  case OPT_ARITHMETIC:
+    j->problem.arithmetic = strcmp(optarg, "fast") == 0 ? QKV_FAST : QKV_CANONICAL;
+    if (j->problem.arithmetic == QKV_FAST || strcmp(optarg, "canonical") == 0) return CLI_OK;
+    return cli_usage("%s: '%s' is neither canonical nor fast", name, optarg);
   case OPT_THREADS: return cli_parse_int(name, optarg, 1, 4096, &j->threads);
   case OPT_ISA: j->isa = optarg; return CLI_OK;
   case OPT_OUT: j->out_path = optarg; return CLI_OK;
@@ -369,6 +379,29 @@ static int set_mask(job *j) {
   return CLI_OK;
 }
 
+/* The readers widen bf16 to f32; fast arithmetic takes it as it was. */
+static int set_bf16(job *j) {
+  const problem_dtype *bf16 = problem_dtype_of(QKV_BF16);
+  qkv_tensor *tensor[3] = {&j->problem.q, &j->problem.k, &j->problem.v};
+  for (int i = Q; i <= V; i++) {
+    const source *s = &j->in[i];
+    int64_t count = array_count(s->data.rank, s->data.shape, sizeof(float));
+    if (s->data.dtype != QKV_F32) return wrong_shape(s, "bf16 for --arithmetic fast");
+    j->bf16[i] = malloc(((size_t)count + 1) * sizeof *j->bf16[i]);
+    if (j->bf16[i] == NULL) return cli_failure("out of memory");
+    for (int64_t x = 0; x < count; x++) {
+      double value = (double)((const float *)s->data.data)[x];
+      bf16->store(&j->bf16[i][x], value);
+      if (bf16->load(&j->bf16[i][x]) != value && !isnan(value)) {
+        return cli_failure("%s: %s: --arithmetic fast needs bf16, and %.9g is none", s->option, s->file, value);
+      }
+    }
+    tensor[i]->data = j->bf16[i];
+    tensor[i]->dtype = QKV_BF16;
+  }
+  return CLI_OK;
+}
+
 static int set_problem(job *j) {
   qkv_problem *p = &j->problem;
   p->algorithm = j->algorithm;
@@ -383,6 +416,7 @@ static int set_problem(job *j) {
   if (status == CLI_OK) status = set_lengths(j, &j->in[KV_LENGTHS], &p->kv_length);
   if (status == CLI_OK) status = set_lengths(j, &j->in[Q_LENGTHS], &p->q_length);
   if (status == CLI_OK) status = set_mask(j);
+  if (status == CLI_OK && p->arithmetic == QKV_FAST) status = set_bf16(j);
   if (status != CLI_OK) return status;
   if (j->align == QKV_ALIGN_EXPLICIT) {
     j->positions = malloc(((size_t)p->batch + 1) * sizeof *j->positions);
@@ -463,7 +497,7 @@ static int write_weights(job *j) {
   if (chunk > rows) chunk = rows;
   int64_t shape[2] = {chunk, keys}, whole[2] = {rows, keys};
   array part;
-  int status = allocate(&part, p->q.dtype, 2, shape, "weights");
+  int status = allocate(&part, j->out.dtype, 2, shape, "weights");
   if (status != CLI_OK) return status;
   if (j->weights_path != NULL) npy_write_header(j->weights_file.stream, part.dtype, 2, whole);
   if (j->picture_path != NULL) {
@@ -638,6 +672,7 @@ int qkv_cli_run(int argc, char **argv) {
   heat_map_free(&j.map);
   free(j.facts);
   free(j.positions);
+  for (int i = Q; i <= V; i++) free(j.bf16[i]);
   array_free(&j.out);
   array_free(&j.lse);
   mask_text_free(&j.mask);

@@ -209,6 +209,71 @@ static void test_types(void **state) {
   assert_said("out", "n_kv");
 }
 
+/* 16-bit storage, and fast arithmetic where this CPU has it. */
+static void test_half(void **state) {
+  (void)state;
+  assert_int_equal(run_bench("--seqlen", "70", "--head-dim", "40", "--dtype", "f16,bf16", "--arithmetic", "canonical,fast",
+                             "--mask", "none,causal", "--repeat", "1", "--json", path_of("types"), NULL),
+                   0);
+  cJSON *json = read_json("types");
+  const cJSON *row;
+  int fast = 0, canonical = 0;
+  cJSON_ArrayForEach(row, cJSON_GetObjectItem(json, "rows")) {
+    int is_fast = strcmp(cJSON_GetObjectItem(row, "arithmetic")->valuestring, "fast") == 0;
+    fast += is_fast;
+    canonical += !is_fast;
+    assert_true(number(row, "peak_gflops") > 0 && number(row, "error") <= number(row, "error_bound"));
+    if (is_fast) assert_string_equal(cJSON_GetObjectItem(row, "dtype")->valuestring, "bf16");
+  }
+  assert_int_equal(canonical, 4);
+  int have = machine_peak_bf16("amx") > 0;
+  assert_true(have ? fast == 2 : fast == 0 || fast == 2);
+  assert_int_equal(length(json, "skipped"), 4 - fast);
+  assert_said("out", "fast arithmetic is for bf16");
+  cJSON_Delete(json);
+}
+
+/* Rows of the suite, and the gate against results that are kept. */
+static void test_suite(void **state) {
+  (void)state;
+  const char *rows = "16 queries";
+  char name[256];
+  snprintf(name, sizeof name, "%s", path_of("kept.json"));
+  assert_int_equal(run_bench("--suite", "--quick", "--only", rows, "--json", name, NULL), 0);
+  cJSON *json = read_json("kept.json");
+  assert_int_equal(length(json, "rows"), 2);
+  assert_true(cJSON_IsString(cJSON_GetObjectItem(json, "commit")) && cJSON_IsString(cJSON_GetObjectItem(json, "compiler")));
+  assert_true(cJSON_IsString(cJSON_GetObjectItem(json, "date")) && cJSON_IsString(cJSON_GetObjectItem(json, "cpu")));
+  for (int i = 0; i < 2; i++) {
+    cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), i);
+    assert_true(number(row, "median") > 0 && number(row, "best") >= number(row, "median"));
+    assert_true(number(row, "share_best") > 0 && number(row, "seqlen_q") == 16);
+  }
+  for (int faster = 0; faster < 2; faster++) { /* what is kept becomes slower, and faster than anything can be */
+    for (int i = 0; i < 2; i++) {
+      cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), i);
+      cJSON_SetNumberValue(cJSON_GetObjectItem(row, "share_best"), faster ? 400 : 1);
+    }
+    FILE *f = fopen(name, "w");
+    assert_non_null(f);
+    char *text = cJSON_Print(json);
+    fputs(text, f);
+    cJSON_free(text);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(run_bench("--suite", "--quick", "--only", rows, "--gate", folder, NULL), faster);
+    assert_said("out", faster ? "2 lost more than 10 points" : "0 lost more than 10 points");
+    assert_said("out", "kept.json");
+  }
+  cJSON_Delete(json);
+  spoil = 1;
+  int status = run_bench("--suite", "--quick", "--only", rows, NULL);
+  spoil = 0;
+  assert_int_equal(status, 1);
+  assert_said("out", "WRONG");
+  assert_int_equal(run_bench("--suite", "--only", "no such row", NULL), 2);
+  assert_int_equal(run_bench("--suite", "--only", rows, "--gate", "/nowhere/at/all", NULL), 1);
+}
+
 static void test_wrong_results_get_no_numbers(void **state) {
   (void)state;
   for (int kind = 0; kind < 2; kind++) {
@@ -297,7 +362,10 @@ static void test_usage(void **state) {
   static const char *const bad[][3] = {{"--seqlen", "64,,128", "empty"},
                                        {"--seqlen", "0", "--seqlen"},
                                        {"--seqlen", "6x", "6x"},
-                                       {"--dtype", "f16", "none of f32, f64"},
+                                       {"--dtype", "f8", "none of f32, f64, f16, bf16"},
+                                       {"--arithmetic", "exact", "none of canonical, fast"},
+                                       {"--gate", "/tmp", "--gate goes with --suite"},
+                                       {"--suite", "--compare", "a grid of its own"},
                                        {"--algorithm", "fast", "none of flash, standard"},
                                        {"--isa", "mmx", "mmx"},
                                        {"--head-dim", "64/0", "--head-dim"},
@@ -326,7 +394,7 @@ static int make_folder(void **state) {
 static int remove_folder(void **state) {
   (void)state;
   static const char *const name[] = {"out",     "err",     "rows",      "types",     "wrong",
-                                     "stopped", "skipped", "input.npy", "chart.svg", "chart.png"};
+                                     "stopped", "skipped", "input.npy", "chart.svg", "chart.png", "kept.json"};
   for (size_t i = 0; i < sizeof name / sizeof *name; i++) unlink(path_of(name[i]));
   return rmdir(folder); /* fails if a temporary file was left behind */
 }
@@ -337,6 +405,8 @@ int main(void) {
       cmocka_unit_test(test_meter),
       cmocka_unit_test(test_rows),
       cmocka_unit_test(test_types),
+      cmocka_unit_test(test_half),
+      cmocka_unit_test(test_suite),
       cmocka_unit_test(test_wrong_results_get_no_numbers),
       cmocka_unit_test(test_interrupt_leaves_what_is_complete),
       cmocka_unit_test(test_skips_what_does_not_fit),
