@@ -65,7 +65,9 @@ static cJSON *results_of_this_cpu(const char *directory, char *path, size_t n, i
       cli_failure("--gate: %s: no JSON", path);
       break;
     }
-    if (strcmp(text_of(json, "cpu"), cpu) == 0) {
+    /* Other results may lie beside those of the suite. */
+    const cJSON *rows = cJSON_GetObjectItemCaseSensitive(json, "rows");
+    if (strcmp(text_of(json, "cpu"), cpu) == 0 && text_of(cJSON_GetArrayItem(rows, 0), "row")[0]) {
       found = json;
     } else {
       cJSON_Delete(json);

@@ -198,7 +198,9 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
   line(&w, "tiles_full: %.0f\n", n.full);
   line(&w, "tiles_partial: %.0f\n", n.partial);
   line(&w, "tiles_skipped: %.0f\n", n.skipped);
-  line(&w, "balance: %.4f\n", max > 0 ? sum / max / workers : 1.0);
+  /* without the locale's decimal sign */
+  const int balance = (int)((max > 0 ? sum / max / workers : 1.0) * 10000 + 0.5);
+  line(&w, "balance: %d.%04d\n", balance / 10000, balance % 10000);
   qkv__fp_leave(&fp);
   return QKV_OK;
 }

@@ -252,7 +252,7 @@ static void test_suite(void **state) {
   for (int faster = 0; faster < 2; faster++) { /* what is kept becomes slower, and faster than anything can be */
     for (int i = 0; i < 2; i++) {
       cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), i);
-      cJSON_SetNumberValue(cJSON_GetObjectItem(row, "share_best"), faster ? 400 : 1);
+      cJSON_SetNumberValue(cJSON_GetObjectItem(row, "share_median"), faster ? 400 : 1);
     }
     FILE *f = fopen(name, "w");
     assert_non_null(f);
