@@ -335,8 +335,8 @@ void qkv__block_values(const qkv__engine *g, const qkv__entry *e, int64_t kv_hea
   const int64_t dv = g->p->p.head_dim_v;
   const char *from = qkv__at(t, size, e->batch_kv, kv_head, e->row0_kv + key, 0);
   const int direct = qkv__stage_direct(g->k, t);
-  /* a pitch of 512 bytes puts the 64 lines of a tile into 8 sets of the first cache, a multiple of it into fewer */
-  if (direct && !(panels >= 4 && t->stride[2] * (int64_t)size % 512 == 0) && !(g->flags & QKV_FORCE_STAGE)) {
+  /* at such a pitch the 64 lines of a tile fall into two sets of the first cache, or one, and push each other out */
+  if (direct && !(panels >= 4 && t->stride[2] * (int64_t)size % 2048 == 0) && !(g->flags & QKV_FORCE_STAGE)) {
     v->rows = from;
     v->ld = t->stride[2];
     v->strip = STRIP;
