@@ -219,7 +219,8 @@ typedef struct qkv_context {
   /* Calls body(arg, task, worker) once for each 0 <= task < tasks and returns after the last. Tasks are independent: any
    * order, any thread, one after another too. 0 <= worker < num_workers, different for tasks that run at the same time. */
   void (*parallel_for)(void *self, void (*body)(void *arg, int64_t task, int32_t worker), void *arg, int64_t tasks);
-  /* Used once per call that got no scratch. Alignment is a power of two. Both or none. */
+  /* Used once per call that got no scratch, or takes none (merge, finish, scores, describe). Alignment is a power of two.
+   * Both or none. */
   void *alloc_self; /* passed to these */
   void *(*alloc)(void *alloc_self, size_t bytes, size_t alignment);
   void (*release)(void *alloc_self, void *memory);

@@ -12,7 +12,7 @@ typedef struct qkv__flash {
   size_t worker_bytes; /* of each worker */
 } qkv__flash;
 
-/* Adds one worker's memory to c, or with c->base set lays it out. */
+/* Memory of one worker; SIZE_MAX if it does not fit. */
 size_t qkv__flash_worker_bytes(const qkv__engine *g, const qkv__schedule *s);
 void qkv__flash_task(void *flash, int64_t task, int32_t worker);
 

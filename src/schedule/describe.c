@@ -87,16 +87,6 @@ static double task_cost(const qkv__engine *g, const qkv__task *t, int64_t begin,
   return cost;
 }
 
-static double number_of_pairs(const qkv__problem *p) {
-  double all = 0;
-  for (int64_t b = 0; b < p->p.batch; b++) {
-    qkv__entry e;
-    qkv__entry_of(p, b, &e);
-    all += (double)p->p.num_heads * (double)e.nq * (double)(e.b1 - e.b0);
-  }
-  return all;
-}
-
 qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, char *text, size_t bytes) {
   enum { MAX_WORKERS = 1024 };
   qkv_context c;
@@ -178,7 +168,7 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
       if (load[least] > max) max = load[least];
     }
   qkv__memory_release(&c, &memory);
-  n.computed = standard ? number_of_pairs(&p) : sum;
+  n.computed = standard ? n.all : sum;
 
   static const char *const aligns[] = {"end", "start", "explicit"};
   line(&w, "algorithm: %s\n", standard ? "standard" : "flash");
