@@ -13,9 +13,10 @@ static void print_help(void) {
        "\n"
        "Time attention for every combination of the lists below. A row of the table has the best\n"
        "time of several runs; useful GFLOP/s, which are 2 (head_dim + head_dim_v) for each pair of\n"
-       "a query and a key that it sees; their share of the peak of multiply-adds, measured beside\n"
-       "the runs; the extra memory of a call; and the error: rows of each result are compared with\n"
-       "float64 and with the error that rounding may make there. A wrong result gets no numbers.\n"
+       "a query and a key that it sees, backward 2 (3 head_dim + 2 head_dim_v); their share of the\n"
+       "peak of multiply-adds, measured beside the runs; the extra memory of a call; and the error:\n"
+       "rows of each result, of gradients rows and keys, are compared with float64 and with the\n"
+       "error that rounding may make there. A wrong result gets no numbers.\n"
        "\n"
        "The grid; a LIST is separated by commas:\n"
        "  --seqlen LIST          sequence lengths (default 512,4096)\n"
@@ -31,7 +32,9 @@ static void print_help(void) {
        "  --algorithm LIST       flash, standard (default flash)\n"
        "  --isa LIST             avx512, avx2, neon, portable, reference, for fast arithmetic amx,\n"
        "                         avx512_bf16 (default: the best)\n"
-       "  --direction fwd        the forward pass, the only one in this version\n"
+       "  --direction LIST       fwd, bwd: the forward pass, the backward pass alone, from the out\n"
+       "                         and log-sum-exp of one forward pass (default fwd)\n"
+       "  --dropout LIST         probabilities that a weight is dropped (default 0)\n"
        "\n"
        "Data and time:\n"
        "  --input-q FILE, --input-k FILE, --input-v FILE\n"
@@ -67,6 +70,7 @@ static void print_help(void) {
        "  qkv bench --seqlen 512,1024,2048,4096 --mask causal --compare --chart\n"
        "  qkv bench --heads 8 --kv-heads 2 --mask 'none,causal,causal & window(255,0)'\n"
        "  qkv bench --dtype f32,f16,bf16 --arithmetic canonical,fast\n"
+       "  qkv bench --direction fwd,bwd --mask causal --threads 1,2\n"
        "  qkv bench --suite --json suite.json");
 }
 
@@ -115,6 +119,18 @@ static int allowed(const char *option, const words *w, const char *const *name) 
   return 0;
 }
 
+static int check_dropout(const options *o) {
+  int status = 0;
+  for (size_t i = 0; i < o->dropout.count && !status; i++) {
+    double p = 0;
+    status = cli_parse_real("--dropout", o->dropout.text[i], &p);
+    if (!status && !(p >= 0 && p <= 1)) {
+      status = cli_usage("--dropout: %s is no probability: 0 to 1", o->dropout.text[i]);
+    }
+  }
+  return status;
+}
+
 /* D or D/DV. */
 static int parse_dims(const char *option, const char *text, int64_t *d, int64_t *dv) {
   char part[64];
@@ -141,6 +157,7 @@ enum {
   OPT_ALGORITHM,
   OPT_ISA,
   OPT_DIRECTION,
+  OPT_DROPOUT,
   OPT_REPEAT,
   OPT_SEED,
   OPT_INPUT_Q,
@@ -171,6 +188,7 @@ static int parse_options(int argc, char **argv, options *o) {
                                          {"algorithm", required_argument, NULL, OPT_ALGORITHM},
                                          {"isa", required_argument, NULL, OPT_ISA},
                                          {"direction", required_argument, NULL, OPT_DIRECTION},
+                                         {"dropout", required_argument, NULL, OPT_DROPOUT},
                                          {"repeat", required_argument, NULL, OPT_REPEAT},
                                          {"seed", required_argument, NULL, OPT_SEED},
                                          {"input-q", required_argument, NULL, OPT_INPUT_Q},
@@ -188,6 +206,7 @@ static int parse_options(int argc, char **argv, options *o) {
   static const char *const dtypes[] = {"f32", "f64", "f16", "bf16", NULL};
   static const char *const arithmetics[] = {"canonical", "fast", NULL};
   static const char *const algorithms[] = {"flash", "standard", NULL};
+  static const char *const directions[] = {"fwd", "bwd", NULL};
   static const char *const isas[] = {"avx512",    "avx2", "neon",        "portable",
                                      "reference", "amx",  "avx512_bf16", NULL};
   const int64_t most = INT32_MAX;
@@ -229,9 +248,8 @@ static int parse_options(int argc, char **argv, options *o) {
       o->plot[o->plots++] = optarg;
       if (!plot_file_type_known(optarg)) status = cli_usage("%s %s: the name must end in .svg or .png", name, optarg);
       break;
-    case OPT_DIRECTION:
-      if (strcmp(optarg, "fwd") != 0) status = cli_usage("%s '%s': this version has fwd only", name, optarg);
-      break;
+    case OPT_DIRECTION: status = parse_words(name, optarg, &o->direction); break;
+    case OPT_DROPOUT: status = parse_words(name, optarg, &o->dropout); break;
     case CLI_DONE: return -1;
     default: status = CLI_USAGE;
     }
@@ -246,7 +264,7 @@ static int parse_options(int argc, char **argv, options *o) {
   if (o->suite) {
     if (files || o->seqlen_q.count || o->seqlen_kv.count || o->heads.count || o->kv_heads.count || o->head_dim.count ||
         o->dtype.count || o->arithmetic.count || o->mask.count || o->threads.count || o->algorithm.count || o->isa.count ||
-        o->compare || o->chart || o->plots) {
+        o->direction.count || o->dropout.count || o->compare || o->chart || o->plots) {
       return cli_usage("--suite has a grid of its own: only --quick, --only, --gate, --json and --seed go with it");
     }
     return 0;
@@ -271,6 +289,15 @@ static int parse_options(int argc, char **argv, options *o) {
   if (!status) status = allowed("--arithmetic", &o->arithmetic, arithmetics);
   if (!status) status = allowed("--algorithm", &o->algorithm, algorithms);
   if (!status) status = allowed("--isa", &o->isa, isas);
+  if (!status && !o->direction.count) status = parse_words("--direction", "fwd", &o->direction);
+  if (!status) status = allowed("--direction", &o->direction, directions);
+  for (size_t i = 0; i < o->direction.count && !status; i++) {
+    if (o->compare && strcmp(o->direction.text[i], "bwd") == 0) {
+      status = cli_usage("--compare: standard and flash have the same backward pass: leave --direction bwd out");
+    }
+  }
+  if (!status && !o->dropout.count) status = parse_words("--dropout", "0", &o->dropout);
+  if (!status) status = check_dropout(o);
   return status;
 }
 
@@ -298,7 +325,7 @@ void bench_resolve_isa(const char *wanted, cell *c, char *note, size_t n) {
   p.q = p.k = p.v = qkv_bhsd(zero, c->dtype, 1, 1, 64);
   p.out = qkv_bhsd(out, c->dtype, 1, 1, 64);
   qkv_status status;
-  char *text = cli_describe(&context, &p, &status);
+  char *text = c->backward ? cli_backward_describe(&context, &p, NULL, &status) : cli_describe(&context, &p, &status);
   if (!text && status == QKV_BAD_CONTEXT && !wanted) {
     snprintf(note, n, "QKV_ISA=%s is no instruction set of this build", context.isa_cap ? context.isa_cap : "");
   } else if (!text && status != QKV_BAD_CONTEXT) {
@@ -328,6 +355,7 @@ void bench_resolve_isa(const char *wanted, cell *c, char *note, size_t n) {
 
 /* Every combination, the last list of this order fastest, so that rows to compare are neighbours. */
 enum {
+  BY_DIRECTION,
   BY_DTYPE,
   BY_ARITHMETIC,
   BY_ISA,
@@ -335,6 +363,7 @@ enum {
   BY_KV_HEADS,
   BY_DIM,
   BY_MASK,
+  BY_DROPOUT,
   BY_THREADS,
   BY_SEQLEN,
   BY_SEQLEN_KV,
@@ -359,9 +388,9 @@ static int check_masks(const options *o) {
 
 static int plan(bench *b) {
   const options *o = &b->o;
-  const size_t length[LISTS] = {o->dtype.count,    o->arithmetic.count, o->isa.count,     o->heads.count,
-                                o->kv_heads.count, o->head_dim.count,   o->mask.count,    o->threads.count,
-                                o->seqlen_q.count, o->seqlen_kv.count,  o->algorithm.count};
+  const size_t length[LISTS] = {o->direction.count, o->dtype.count,    o->arithmetic.count, o->isa.count, o->heads.count,
+                                o->kv_heads.count,  o->head_dim.count, o->mask.count,       o->dropout.count,
+                                o->threads.count,   o->seqlen_q.count, o->seqlen_kv.count,  o->algorithm.count};
   size_t at[LISTS] = {0};
   for (int list = 0; list >= 0;) {
     cell c;
@@ -371,7 +400,9 @@ static int plan(bench *b) {
     c.dtype = problem_dtype_named(o->dtype.text[at[BY_DTYPE]])->code;
     c.arithmetic = strcmp(o->arithmetic.text[at[BY_ARITHMETIC]], "fast") == 0 ? QKV_FAST : QKV_CANONICAL;
     c.algorithm = strcmp(o->algorithm.text[at[BY_ALGORITHM]], "standard") == 0 ? QKV_STANDARD : QKV_FLASH;
+    c.backward = strcmp(o->direction.text[at[BY_DIRECTION]], "bwd") == 0;
     c.mask = o->mask.text[at[BY_MASK]];
+    c.dropout = strtod(o->dropout.text[at[BY_DROPOUT]], NULL);
     c.threads = (int)o->threads.value[at[BY_THREADS]];
     c.seqlen_q = o->seqlen_q.value[at[BY_SEQLEN]];
     c.seqlen_kv = o->seqlen_kv.count ? o->seqlen_kv.value[at[BY_SEQLEN_KV]] : c.seqlen_q;
@@ -391,6 +422,9 @@ static int plan(bench *b) {
       snprintf(note, sizeof note, "%lld query heads are no multiple of %lld key-value heads", (long long)c.num_heads,
                (long long)c.num_kv_heads);
     }
+    if (!note[0] && c.backward && c.algorithm == QKV_STANDARD) {
+      snprintf(note, sizeof note, "the backward pass is the same for standard and flash");
+    }
     result *r = add(b, &c);
     if (note[0]) {
       r->outcome = SKIPPED;
@@ -405,7 +439,7 @@ int bench_same_cell(const cell *a, const cell *c, int but) {
   return a->batch == c->batch && a->num_heads == c->num_heads && a->num_kv_heads == c->num_kv_heads &&
          a->head_dim == c->head_dim && a->head_dim_v == c->head_dim_v && a->dtype == c->dtype &&
          a->arithmetic == c->arithmetic && a->threads == c->threads && strcmp(a->mask, c->mask) == 0 &&
-         strcmp(a->isa, c->isa) == 0 &&
+         strcmp(a->isa, c->isa) == 0 && a->backward == c->backward && a->dropout == c->dropout &&
          ((but & BUT_ALGORITHM) || a->algorithm == c->algorithm) &&
          ((but & BUT_SEQLEN) || (a->seqlen_q == c->seqlen_q && a->seqlen_kv == c->seqlen_kv));
 }
@@ -420,7 +454,7 @@ static void free_words(words *w) {
 static void free_bench(bench *b) {
   options *o = &b->o;
   numbers *n[] = {&o->seqlen_q, &o->seqlen_kv, &o->heads, &o->kv_heads, &o->threads};
-  words *w[] = {&o->head_dim, &o->dtype, &o->arithmetic, &o->mask, &o->algorithm, &o->isa};
+  words *w[] = {&o->head_dim, &o->dtype, &o->arithmetic, &o->mask, &o->algorithm, &o->isa, &o->direction, &o->dropout};
   for (size_t i = 0; i < sizeof n / sizeof *n; i++) free(n[i]->value);
   for (size_t i = 0; i < sizeof w / sizeof *w; i++) free_words(w[i]);
   for (int t = 0; t < 3; t++) {

@@ -15,7 +15,8 @@
 typedef struct {
   int64_t batch, seqlen_q, seqlen_kv, num_heads, num_kv_heads, head_dim, head_dim_v;
   int32_t dtype, algorithm, arithmetic;
-  int threads;
+  int threads, backward;
+  double dropout;
   const char *mask;
   char isa[16]; /* the one that runs */
 } cell;
@@ -29,7 +30,7 @@ typedef struct {
   double seconds, gflops, peak_gflops;
   int runs;
   size_t extra_bytes;
-  int rows_checked;
+  int rows_checked; /* of a backward pass keys too */
   double error, bound; /* of the element whose error is the largest part of its bound */
 } result;
 
@@ -46,10 +47,13 @@ typedef struct {
 typedef struct {
   int64_t batch, seed, repeat;
   numbers seqlen_q, seqlen_kv, heads, kv_heads, threads;
-  words head_dim, dtype, arithmetic, mask, algorithm, isa;
+  words head_dim, dtype, arithmetic, mask, algorithm, isa, direction, dropout;
   const char *json, *plot[8], *input[3], *gate, *only;
   int plots, chart, compare, suite, quick;
 } options;
+
+/* The tensors of a cell; those after out for a backward pass only. */
+enum { DATA_Q, DATA_K, DATA_V, DATA_OUT, DATA_LSE, DATA_DOUT, DATA_DQ, DATA_DK, DATA_DV, TENSORS };
 
 typedef struct {
   options o;
@@ -59,12 +63,15 @@ typedef struct {
   output json;
   /* The tensors of the last cell, kept for the next one of the same shape. */
   cell shape;
-  void *memory[4];
-  size_t bytes[4];
+  void *memory[TENSORS];
+  size_t bytes[TENSORS];
 } bench;
 
 static inline const char *algorithm_name(int32_t algorithm) { return algorithm == QKV_STANDARD ? "standard" : "flash"; }
 static inline const char *arithmetic_name(int32_t arithmetic) { return arithmetic == QKV_FAST ? "fast" : "canonical"; }
+static inline const char *direction_name(int backward) { return backward ? "bwd" : "fwd"; }
+/* What a cell runs, in words. */
+static inline const char *pass_name(const cell *c) { return c->backward ? "backward" : algorithm_name(c->algorithm); }
 static inline const char *dtype_name(int32_t dtype) { return problem_dtype_of(dtype)->name; }
 static inline double load_value(int32_t dtype, const void *data, int64_t index) {
   const problem_dtype *d = problem_dtype_of(dtype);
@@ -101,6 +108,8 @@ qkv_status bench_measure(bench *b, result *r, char *error, size_t n);
 typedef struct {
   qkv_context context;
   qkv_problem problem;
+  qkv_gradients gradients; /* of a backward cell, whose forward pass is done */
+  int backward;
   mask_text *mask;
   void *scratch;
   size_t scratch_bytes;
@@ -110,9 +119,12 @@ typedef struct {
  * it does not fit into memory. */
 qkv_status bench_prepare(bench *b, result *r, prepared *t, char *error, size_t n);
 void bench_release(prepared *t);
+/* One run: the forward or the backward pass. */
+qkv_status bench_run(const prepared *t);
 /* The peak that the cell is compared with, of so many threads. */
 machine_rate bench_peak(const cell *c, int threads);
-/* Compares rows of the result, for so many multiply-adds or at least four rows. 0: wrong, and r->note says where. */
+/* Compares rows of the result, and of gradients rows and keys, for so many multiply-adds or at least four. 0: wrong, and
+ * r->note says where. */
 int bench_check(const prepared *t, int64_t seed, double work, result *r);
 
 /* ---- bench_report.c ---------------------------------------------------------------------------------------------- */
@@ -121,12 +133,14 @@ int bench_check(const prepared *t, int64_t seed, double work, result *r);
 enum {
   KEY_N,
   KEY_KV,
+  KEY_DIRECTION,
   KEY_BATCH,
   KEY_HEADS,
   KEY_DIM,
   KEY_DTYPE,
   KEY_ARITHMETIC,
   KEY_MASK,
+  KEY_DROPOUT,
   KEY_THREADS,
   KEY_ALGORITHM,
   KEY_ISA,

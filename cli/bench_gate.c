@@ -88,6 +88,9 @@ static const cJSON *stored_row(const cJSON *json, const row *r, const char *isa)
 
 /* ---- The gate ---------------------------------------------------------------------------------------------------- */
 
+/* So much more time, as a rate in % of the one without. */
+static double rate_of(double extra) { return 100 / (1 + extra / 100); }
+
 /* The best of now is compared with the median of then: a lucky run of then must not fail an ordinary one of now.
  * What a row is compared by, more is better: the share of the peak of its cell, or of f32's rate. NAN: it is not compared.
  * What it must reach is stated in the row's own measure. */
@@ -99,6 +102,8 @@ static double now_of(const suite *s, const row *r, int stored) {
   /* Where processors of this machine are not free, or none of their own, there is nothing to learn. */
   case TIMES: return r->alone < PARALLEL ? (double)NAN : 100 * r->best / s->cell[r->of].r.c.threads;
   case SHARE: return suite_best_share(&s->cell[r->of]);
+  case EXTRA: return rate_of(r->best);
+  case FASTER: return 100 * r->best;
   default: return (double)NAN;
   }
 }
@@ -107,6 +112,8 @@ static double before_of(const suite *s, const row *r, const cJSON *stored) {
     int good = stored && number_of(stored, "alone") >= PARALLEL;
     return 100 * (good ? number_of(stored, "median") : r->must) / s->cell[r->of].r.c.threads;
   }
+  if (r->measure == FASTER) return 100 * (stored ? number_of(stored, "median") : r->must);
+  if (r->measure == EXTRA) return rate_of(stored ? number_of(stored, "median") : r->must);
   if (stored) return number_of(stored, r->measure == RATE ? "median" : "share_median");
   return r->measure == POINTS_LESS ? -r->must : r->must;
 }

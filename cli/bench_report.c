@@ -36,6 +36,8 @@ static void key_text(const cell *c, int key, char *text, size_t n) {
   case KEY_HEADS: a = c->num_heads, second = c->num_kv_heads; break;
   case KEY_DIM: a = c->head_dim, second = c->head_dim_v; break;
   case KEY_THREADS: a = second = c->threads; break;
+  case KEY_DIRECTION: snprintf(text, n, "%s", direction_name(c->backward)); return;
+  case KEY_DROPOUT: snprintf(text, n, "%g", c->dropout); return;
   case KEY_DTYPE: snprintf(text, n, "%s", dtype_name(c->dtype)); return;
   case KEY_ARITHMETIC: snprintf(text, n, "%s", arithmetic_name(c->arithmetic)); return;
   case KEY_MASK: snprintf(text, n, "%s", c->mask); return;
@@ -50,8 +52,8 @@ static void key_text(const cell *c, int key, char *text, size_t n) {
 }
 
 void bench_plan_columns(const bench *b, column k[KEYS]) {
-  static const char *const title[KEYS] = {"n",          "n_kv", "batch",   "heads",     "head_dim", "dtype",
-                                          "arithmetic", "mask", "threads", "algorithm", "isa"};
+  static const char *const title[KEYS] = {"n",          "n_kv", "direction", "batch",   "heads",     "head_dim", "dtype",
+                                          "arithmetic", "mask", "dropout",   "threads", "algorithm", "isa"};
   int same_lengths = 1;
   for (size_t i = 0; i < b->count; i++) same_lengths &= b->r[i].c.seqlen_q == b->r[i].c.seqlen_kv;
   for (int x = 0; x < KEYS; x++) {
@@ -73,12 +75,14 @@ void bench_plan_columns(const bench *b, column k[KEYS]) {
 /* What all cells have in common: "3/1 heads, head_dim 64, f32, causal, 2 threads, avx512". */
 void bench_common_text(const bench *b, const column k[KEYS], char *text, size_t n) {
   text[0] = 0;
-  for (int x = KEY_BATCH; x < KEYS && b->count; x++) {
+  for (int x = KEY_DIRECTION; x < KEYS && b->count; x++) {
     const cell *c = &b->r[0].c;
     char value[256];
     key_text(c, x, value, sizeof value);
     if (k[x].varies || (x == KEY_BATCH && c->batch == 1) || (x == KEY_ALGORITHM && b->o.compare)) continue;
     if (x == KEY_ARITHMETIC && c->arithmetic == QKV_CANONICAL) continue;
+    if ((x == KEY_DIRECTION && !c->backward) || (x == KEY_DROPOUT && c->dropout == 0)) continue;
+    if (x == KEY_ALGORITHM && !k[KEY_DIRECTION].varies && c->backward) continue; /* it has one */
     size_t used = strlen(text);
     const char *comma = used ? ", " : "";
     if (x == KEY_HEADS && c->num_heads != c->num_kv_heads) {
@@ -87,7 +91,9 @@ void bench_common_text(const bench *b, const column k[KEYS], char *text, size_t 
     } else if (x == KEY_HEADS || x == KEY_THREADS) {
       int one = strcmp(value, "1") == 0;
       snprintf(text + used, n - used, "%s%s %s%s", comma, value, x == KEY_HEADS ? "head" : "thread", one ? "" : "s");
-    } else if (x == KEY_BATCH || x == KEY_DIM) {
+    } else if (x == KEY_DIRECTION) {
+      snprintf(text + used, n - used, "%sbackward", comma);
+    } else if (x == KEY_BATCH || x == KEY_DIM || x == KEY_DROPOUT) {
       snprintf(text + used, n - used, "%s%s %s", comma, k[x].title, value);
     } else if (x == KEY_MASK && strcmp(value, "none") == 0) {
       snprintf(text + used, n - used, "%sno mask", comma);
@@ -98,7 +104,8 @@ void bench_common_text(const bench *b, const column k[KEYS], char *text, size_t 
 }
 
 static int is_text(int key) {
-  return key == KEY_DTYPE || key == KEY_ARITHMETIC || key == KEY_MASK || key == KEY_ALGORITHM || key == KEY_ISA;
+  return key == KEY_DIRECTION || key == KEY_DTYPE || key == KEY_ARITHMETIC || key == KEY_MASK || key == KEY_ALGORITHM ||
+         key == KEY_ISA;
 }
 
 /* The key columns of a cell, or their titles if c is NULL. */
@@ -197,26 +204,26 @@ void bench_print_complete(const bench *b, const column k[KEYS], size_t i) {
   print_pair(k, side[0], side[1]);
 }
 
-/* What was checked and how near the results came to what they are allowed. */
+/* What was checked and how near the results came to what they are allowed: standard, flash, the backward pass. */
 void bench_print_checks(const bench *b) {
-  for (int a = QKV_STANDARD; a >= QKV_FLASH; a--) {
+  for (int pass = 0; pass < 3; pass++) {
     const result *worst = NULL;
     size_t results = 0, rows = 0, wide = 0;
     for (size_t i = 0; i < b->count; i++) {
       const result *r = &b->r[i];
-      if (r->outcome != DONE || r->c.algorithm != a) continue;
+      if (r->outcome != DONE || pass != (r->c.backward ? 2 : r->c.algorithm == QKV_FLASH)) continue;
       results++;
       rows += (size_t)r->rows_checked;
       wide += r->c.dtype == QKV_F64;
       if (!worst || r->error * worst->bound > worst->error * r->bound) worst = r;
     }
     if (!worst) continue;
-    printf("%-8s  agrees with %s: %zu rows of %zu result%s compared, worst error %.1e where %.1e is allowed\n",
-           algorithm_name(a),
+    printf("%-8s  agrees with %s: %zu rows%s of %zu result%s compared, worst error %.1e where %.1e is allowed\n",
+           pass_name(&worst->c),
            wide == results ? "long double"
            : wide          ? "float64 and long double"
                            : "float64",
-           rows, results, results == 1 ? "" : "s", worst->error, worst->bound);
+           rows, pass == 2 ? " and keys" : "", results, results == 1 ? "" : "s", worst->error, worst->bound);
   }
 }
 
@@ -227,7 +234,7 @@ void bench_progress(const bench *b, size_t i) {
   } else {
     const cell *c = &b->r[i].c;
     fprintf(stderr, "\r\033[K[%zu/%zu] %s n = %lld, head_dim %lld, %s, %d thread%s ...", i + 1, b->count,
-            algorithm_name(c->algorithm), (long long)c->seqlen_kv, (long long)c->head_dim, c->mask, c->threads,
+            pass_name(c), (long long)c->seqlen_kv, (long long)c->head_dim, c->mask, c->threads,
             c->threads == 1 ? "" : "s");
   }
   fflush(stderr);
@@ -300,7 +307,8 @@ cJSON *bench_row_json(const result *r) {
   cJSON_AddNumberToObject(x, "threads", c->threads);
   cJSON_AddStringToObject(x, "algorithm", algorithm_name(c->algorithm));
   cJSON_AddStringToObject(x, "isa", c->isa);
-  cJSON_AddStringToObject(x, "direction", "fwd");
+  cJSON_AddStringToObject(x, "direction", direction_name(c->backward));
+  cJSON_AddNumberToObject(x, "dropout", c->dropout);
   if (r->outcome == DONE) {
     cJSON_AddNumberToObject(x, "seconds", r->seconds);
     cJSON_AddNumberToObject(x, "gflops", r->gflops);
@@ -374,7 +382,7 @@ int bench_draw(const bench *b, const column k[KEYS], const char *path, char *err
     s = grow(s, (count + 1) * sizeof *s);
     plot_series *now = &s[count++];
     memset(now, 0, sizeof *now);
-    for (int x = KEY_BATCH; x < KEYS; x++) {
+    for (int x = KEY_DIRECTION; x < KEYS; x++) {
       char text[256];
       if (!k[x].varies && !(x == KEY_ALGORITHM && b->o.compare)) continue;
       key_text(&b->r[i].c, x, text, sizeof text);
@@ -382,7 +390,7 @@ int bench_draw(const bench *b, const column k[KEYS], const char *path, char *err
       snprintf(now->label + length, sizeof now->label - length, "%s%s%s%s", length ? ", " : "", is_text(x) ? "" : k[x].title,
                is_text(x) ? "" : " ", text);
     }
-    if (!now->label[0]) snprintf(now->label, sizeof now->label, "%s", algorithm_name(b->r[i].c.algorithm));
+    if (!now->label[0]) snprintf(now->label, sizeof now->label, "%s", pass_name(&b->r[i].c));
     size_t members = 0;
     for (size_t j = i; j < b->count; j++) {
       members += b->r[j].outcome == DONE && bench_same_cell(&b->r[i].c, &b->r[j].c, BUT_SEQLEN);

@@ -43,6 +43,23 @@ static int add_cell(suite *s, int group, int64_t rows, int64_t keys, int64_t hea
   return s->cells++;
 }
 
+/* The backward pass of such a cell, of n rows and keys. */
+static int add_backward(suite *s, int group, int64_t n, int64_t heads, int64_t dim, int32_t dtype, int32_t arithmetic,
+                        const char *mask, int threads) {
+  int i = add_cell(s, group, n, n, heads, dim, dtype, arithmetic, mask, NULL, threads);
+  result *r = &s->cell[i].r;
+  r->c.backward = 1;
+  r->note[0] = 0;
+  bench_resolve_isa(NULL, &r->c, r->note, sizeof r->note);
+  r->outcome = r->note[0] ? SKIPPED : PLANNED;
+  return i;
+}
+
+static int end_group(suite *s) {
+  if (++s->groups >= SUITE_GROUPS) abort();
+  return s->groups - 1;
+}
+
 static row *add_row(suite *s, int measure, int of, int beside, int64_t dim, target t, const char *name) {
   row *r = &s->row[s->rows++];
   if (s->rows > SUITE_ROWS) abort();
@@ -95,7 +112,38 @@ static void plan_forward(suite *s, int64_t d) {
           "bf16 fast, by tiles (AMX)");
   add_row(s, SHARE, add_cell(s, group, 16, n, 1, d, QKV_F32, QKV_CANONICAL, "none", NULL, 1), -1, d,
           of_kind(s, wide ? 65 : 60, (double)NAN), "f32, 16 queries x 4096 keys");
-  s->groups++;
+  end_group(s);
+}
+
+/* The rate is stated for Zen 5; other processors have the floor that f64 has everywhere. */
+static void plan_backward(suite *s, int64_t d) {
+  const int group = s->groups;
+  const int64_t n = 4096;
+  const target floor = {70, (double)NAN};
+  const target rate = s->kind != MACHINE_AVX512_TWO ? floor : d == 128 ? (target){89, 94} : (target){88, 93};
+  const target causal = {5, (double)NAN}, shorter = {6, (double)NAN}, half = {90, (double)NAN}, fast = {1.5, (double)NAN};
+  int f = add_backward(s, group, n, 1, d, QKV_F32, QKV_CANONICAL, "none", 1);
+  add_row(s, SHARE, f, -1, d, rate, "f32 backward");
+  add_row(s, POINTS_LESS, add_backward(s, group, n, 1, d, QKV_F32, QKV_CANONICAL, "causal", 1), f, d, causal,
+          "f32 backward, causal");
+  add_row(s, POINTS_LESS, add_backward(s, group, 1024, 2, d, QKV_F32, QKV_CANONICAL, "none", 1), f, d, shorter,
+          "f32 backward, n = 1024");
+  add_row(s, RATE, add_backward(s, group, n, 1, d, QKV_F16, QKV_CANONICAL, "none", 1), f, d, half,
+          "f16 backward, of f32's rate");
+  add_row(s, RATE, add_backward(s, group, n, 1, d, QKV_BF16, QKV_CANONICAL, "none", 1), f, d, half,
+          "bf16 backward, of f32's rate");
+  add_row(s, FASTER, add_backward(s, group, n, 1, d, QKV_BF16, QKV_FAST, "none", 1), f, d, fast,
+          "bf16 fast backward, times f32's rate");
+  add_row(s, SHARE, add_backward(s, group, n, 1, d, QKV_F64, QKV_CANONICAL, "none", 1), -1, d, floor, "f64 backward");
+  end_group(s);
+}
+
+static void plan_dropout(suite *s) {
+  int without = add_cell(s, s->groups, 4096, 4096, 1, 64, QKV_F32, QKV_CANONICAL, "none", NULL, 1);
+  int with = add_cell(s, s->groups, 4096, 4096, 1, 64, QKV_F32, QKV_CANONICAL, "none", NULL, 1);
+  s->cell[with].r.c.dropout = 0.1;
+  add_row(s, EXTRA, with, without, 64, (target){25, (double)NAN}, "f32, dropout 0.1");
+  end_group(s);
 }
 
 static void plan_lengths(suite *s, int64_t d) {
@@ -105,12 +153,24 @@ static void plan_lengths(suite *s, int64_t d) {
   for (int i = 0; i < last; i++) {
     at[i] = add_cell(s, s->groups, n[i], n[i], i < 2 ? 2 : 1, d, QKV_F32, QKV_CANONICAL, "none", NULL, 1);
   }
+  s->long_group[s->groups] = 1;
   add_row(s, POINTS_LESS, at[2], at[1], d, of_kind(s, 2, 1), "f32, n = 16384");
   add_row(s, POINTS_LESS, at[3], at[1], d, of_kind(s, 2, 1), "f32, n = 65536");
   row *r = add_row(s, SPREAD, at[0], -1, d, of_kind(s, 5, (double)NAN), "f32, share from n = 1024 to the longest");
   r->first = at[0];
   r->last = at[last - 1];
-  s->groups++;
+  end_group(s);
+}
+
+static void plan_backward_lengths(suite *s, int64_t d) {
+  static const int64_t n[] = {1024, 4096, 16384, 32768};
+  const int last = s->quick ? 3 : 4, first = s->cells;
+  for (int i = 0; i < last; i++) add_backward(s, s->groups, n[i], i < 2 ? 2 : 1, d, QKV_F32, QKV_CANONICAL, "none", 1);
+  row *r = add_row(s, SPREAD, first, -1, d, of_kind(s, 5, (double)NAN), "f32 backward, lengths from n = 1024 on");
+  r->first = first;
+  r->last = first + last - 1;
+  s->long_group[s->groups] = 1;
+  end_group(s);
 }
 
 static void plan_dims(suite *s) {
@@ -120,7 +180,7 @@ static void plan_dims(suite *s) {
     int c = add_cell(s, s->groups, 4096, 4096, 1, dim[i], QKV_F32, QKV_CANONICAL, "none", NULL, 1);
     add_row(s, SHARE, c, -1, dim[i], of_kind(s, must[i], (double)NAN), "f32, other head dims");
   }
-  s->groups++;
+  end_group(s);
 }
 
 static void plan_threads(suite *s) {
@@ -131,20 +191,40 @@ static void plan_threads(suite *s) {
     row *r = add_row(s, TIMES, two, one, d, t, "f32, two threads over one");
     r->group = s->groups;
   }
-  s->groups++;
+  end_group(s);
+}
+
+/* One head too: its two threads share dk and dv. */
+static void plan_backward_threads(suite *s) {
+  for (int64_t heads = 4; heads >= 1; heads -= 3) {
+    for (int64_t d = 64; d <= 128; d *= 2) {
+      int one = add_backward(s, s->groups, 4096, heads, d, QKV_F32, QKV_CANONICAL, "none", 1), two = -1;
+      if (machine_cpus() > 1) two = add_backward(s, s->groups, 4096, heads, d, QKV_F32, QKV_CANONICAL, "none", 2);
+      row *r = add_row(s, TIMES, two, one, d, (target){heads == 1 ? 1.85 : 1.9, (double)NAN},
+                       heads == 1 ? "f32 backward, one head, two threads over one" : "f32 backward, two threads over one");
+      r->group = s->groups;
+    }
+  }
+  end_group(s);
 }
 
 static void plan(suite *s) {
   s->kind = machine_kind();
   plan_forward(s, 64);
   plan_forward(s, 128);
+  plan_backward(s, 64);
+  plan_backward(s, 128);
+  plan_dropout(s);
   plan_dims(s);
   plan_threads(s);
+  plan_backward_threads(s);
   int call = add_cell(s, s->groups, 1, 1, 1, 64, QKV_F32, QKV_CANONICAL, "none", NULL, 1);
   add_row(s, MICROSECONDS, call, -1, 64, (target){1, (double)NAN}, "f32, a call with 1 query and 1 key, microseconds");
-  s->groups++;
+  end_group(s);
   plan_lengths(s, 64);
   plan_lengths(s, 128);
+  plan_backward_lengths(s, 64);
+  plan_backward_lengths(s, 128);
 }
 
 /* Leaves the rows whose names have the text, and the cells that they need. */
@@ -174,7 +254,7 @@ static qkv_status open_cell(series *c, char *error, size_t n) {
   qkv_status status = bench_prepare(&c->b, &c->r, &c->t, error, n);
   if (status != QKV_OK || c->r.outcome == SKIPPED) return status;
   double t = seconds_of(c);
-  status = qkv_forward(&c->t.context, &c->t.problem, c->t.scratch, c->t.scratch_bytes);
+  status = bench_run(&c->t);
   t = seconds_of(c) - t;
   if (status != QKV_OK) {
     snprintf(error, n, "%s", qkv_status_text(status));
@@ -197,7 +277,7 @@ static void run_cell(series *c) {
   machine_rate before = bench_peak(&c->r.c, c->r.c.threads);
   double t = seconds_of(c), wall = machine_now();
   for (int i = 0; i < c->calls; i++) {
-    if (qkv_forward(&c->t.context, &c->t.problem, c->t.scratch, c->t.scratch_bytes) != QKV_OK) return; /* interrupted */
+    if (bench_run(&c->t) != QKV_OK) return; /* interrupted */
   }
   t = seconds_of(c) - t;
   wall = machine_now() - wall;
@@ -232,7 +312,9 @@ static double median_of(const double *value, int n) {
   return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
-static int smaller_is_better(int measure) { return measure == POINTS_LESS || measure == SPREAD || measure == MICROSECONDS; }
+static int smaller_is_better(int measure) {
+  return measure == POINTS_LESS || measure == SPREAD || measure == MICROSECONDS || measure == EXTRA;
+}
 
 /* A disturbed peak makes a share look better than it is: the best is that of an undisturbed run, but at least the median. */
 double suite_best_share(const series *c) {
@@ -265,6 +347,8 @@ void suite_value(const suite *s, row *r) {
       switch (r->measure) {
       case POINTS_LESS: value[n] = b->share[n] - c->share[n]; break;
       case RATE: value[n] = 100 * c->share[n] / b->share[n]; break; /* the same peak */
+      case EXTRA: value[n] = 100 * (b->share[n] / c->share[n] - 1); break;
+      case FASTER: value[n] = c->gflops[n] / b->gflops[n]; break;
       case TIMES:
         value[n] = c->gflops[n] / b->gflops[n];
         alone[n] = c->peak[n] / b->peak[n];
@@ -297,7 +381,7 @@ static void judge(const suite *s, row *r) {
   const size_t n = sizeof r->verdict;
   const series *c = r->of >= 0 ? &s->cell[r->of] : NULL;
   if (!c) {
-    static const char *const why[] = {" on this CPU", ": --quick", "", ": one processor", "", ""};
+    static const char *const why[] = {" on this CPU", ": --quick", "", ": one processor", "", "", "", ""};
     snprintf(text, n, "not measured%s", why[r->measure]);
   } else if (c->r.outcome == WRONG) {
     snprintf(text, n, "WRONG: %s", c->r.note);
@@ -322,7 +406,8 @@ static void number_text(const row *r, double value, char *text, size_t n) {
   if (isnan(value)) {
     snprintf(text, n, "-");
   } else {
-    snprintf(text, n, r->measure == TIMES || r->measure == MICROSECONDS ? "%.2f" : "%.1f", value);
+    const int small = r->measure == TIMES || r->measure == MICROSECONDS || r->measure == FASTER;
+    snprintf(text, n, small ? "%.2f" : "%.1f", value);
   }
 }
 
@@ -340,13 +425,16 @@ static void print_row(const suite *s, const row *r) {
   if (r->of >= 0 && s->cell[r->of].runs && r->measure != MICROSECONDS && r->measure != SPREAD) {
     snprintf(gflops, sizeof gflops, "%.1f", median_of(s->cell[r->of].gflops, s->cell[r->of].runs));
   }
-  const char *unit = r->measure == POINTS_LESS ? ", points less" : r->measure == SPREAD ? ", spread" : "";
+  const char *unit = r->measure == POINTS_LESS ? ", points less"
+                     : r->measure == SPREAD    ? ", spread"
+                     : r->measure == EXTRA     ? ", more time"
+                                               : "";
   snprintf(name, sizeof name, "%s%s", r->name, unit);
   printf("%-48s %5lld %9s  %7s %7s  %7s %6s  %s\n", name, (long long)r->dim, gflops, median, best, must, goal, r->verdict);
 }
 
 static const char *measure_name(int measure) {
-  static const char *const name[] = {"share", "points_less", "rate", "times", "microseconds", "spread"};
+  static const char *const name[] = {"share", "points_less", "rate", "times", "microseconds", "spread", "extra", "faster"};
   return name[measure];
 }
 
@@ -496,8 +584,7 @@ int bench_suite(const options *o) {
   print_titles();
   fflush(stdout);
   for (int g = 0; g < s.groups && status == CLI_OK && !cli_interrupted(); g++) {
-    const int long_ones = g >= s.groups - 2;
-    const int rounds = s.quick ? (g < 2 ? 4 : long_ones ? 2 : 3) : (long_ones ? 3 : 9);
+    const int rounds = s.quick ? (g < 2 ? 4 : s.long_group[g] ? 2 : 3) : (s.long_group[g] ? 3 : 9);
     if (!out_of_time(&s) && run_group(&s, g, rounds, error, sizeof error) != QKV_OK) status = cli_failure("%s", error);
     for (int i = 0; i < s.rows; i++) {
       if (s.row[i].group != g) continue;

@@ -4,7 +4,7 @@
 
 #include "bench.h"
 
-enum { SUITE_CELLS = 64, SUITE_ROWS = 64, SUITE_RUNS = 24 };
+enum { SUITE_CELLS = 96, SUITE_ROWS = 96, SUITE_GROUPS = 16, SUITE_RUNS = 24 };
 
 /* A cell with its runs. */
 typedef struct {
@@ -17,7 +17,16 @@ typedef struct {
   double peak_low, peak_high, waited;
 } series;
 
-enum { SHARE, POINTS_LESS, RATE, TIMES, MICROSECONDS, SPREAD };
+enum {
+  SHARE,
+  POINTS_LESS, /* of the share of `beside` */
+  RATE,        /* in % of that of `beside` */
+  TIMES,
+  MICROSECONDS,
+  SPREAD,
+  EXTRA, /* time, in % of that of `beside` */
+  FASTER /* times the rate of `beside`, whatever the peaks are */
+};
 
 /* A row of the table: a value of cell `of`, for some measures with cell `beside`, measured in turn. -1: none. */
 typedef struct {
@@ -33,6 +42,7 @@ typedef struct {
   series cell[SUITE_CELLS];
   row row[SUITE_ROWS];
   int cells, rows, groups, kind, quick;
+  int long_group[SUITE_GROUPS]; /* takes seconds a run */
   int64_t seed;
   double begin, stolen; /* when the suite began, and what was stolen until then */
   output json;

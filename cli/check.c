@@ -8,13 +8,23 @@
 #include "support/problem_text.h"
 #include "support/prove.h"
 
-enum { OPTION_SEED = CLI_OPTION, OPTION_COUNT, OPTION_PROBLEM, OPTION_ISA, OPTION_TIME, OPTION_COST, OPTION_JSON };
+enum {
+  OPTION_SEED = CLI_OPTION,
+  OPTION_COUNT,
+  OPTION_PROBLEM,
+  OPTION_ISA,
+  OPTION_DIRECTION,
+  OPTION_TIME,
+  OPTION_COST,
+  OPTION_JSON
+};
 
 static void help(void) {
   printf("Usage: qkv check [OPTION]...\n"
-         "Compare attention on random problems with float64, each within its own error bound, and bit for bit between\n"
-         "instruction sets, thread counts, orders of tasks, forced paths, and batch entries and heads alone. A problem\n"
-         "that fails is made smaller and printed as a command that replays it. The last line is `N passed, N failed`.\n"
+         "Compare attention and its gradients on random problems with float64, each within its own error bound, and bit\n"
+         "for bit between instruction sets, thread counts, orders of tasks, forced paths, and batch entries and heads\n"
+         "alone. A problem that fails is made smaller and printed as a command that replays it. The last line is\n"
+         "`N passed, N failed`.\n"
          "\n"
          "  --seed S          seed of the random problems (0)\n"
          "  --count N         number of problems (300)\n"
@@ -23,12 +33,14 @@ static void help(void) {
          "  --problem \"TEXT\"  this problem instead of random ones, for example\n"
          "                    \"f32 b2 h8/2 q100 k333 d64/80 causal window:128,0 seed:7\"\n"
          "  --isa NAME        only this instruction set and the scalar reference\n"
+         "  --direction LIST  fwd, bwd: the forward pass, the backward pass (fwd,bwd)\n"
          "  --json            print one JSON object instead of lines\n");
   cli_print_common_options();
   cli_print_exit_status();
 }
 
 typedef struct totals {
+  const char *direction; /* as given; NULL: both */
   int64_t passed, failed, runs;
   double worst;
   char worst_problem[PROBLEM_TEXT_BYTES];
@@ -46,8 +58,9 @@ static void report_failure(totals *t, const problem_spec *spec, const prove_opti
   }
   problem_print(&small, text, sizeof text);
   if (t->failures == NULL) {
-    printf("FAILED %s\n  replay: qkv check%s%s --problem \"%s\"\n", again.text, options->isa != NULL ? " --isa " : "",
-           options->isa != NULL ? options->isa : "", text);
+    printf("FAILED %s\n  replay: qkv check%s%s%s%s --problem \"%s\"\n", again.text, options->isa != NULL ? " --isa " : "",
+           options->isa != NULL ? options->isa : "", t->direction != NULL ? " --direction " : "",
+           t->direction != NULL ? t->direction : "", text);
     return;
   }
   cJSON *failure = cJSON_CreateObject();
@@ -82,12 +95,32 @@ static bool isa_runs(const char *isa) {
   return false;
 }
 
+/* PROVE_FORWARD and PROVE_BACKWARD of a list; 0: another word. */
+static unsigned directions_of(const char *list) {
+  unsigned found = 0;
+  for (const char *word = list;;) {
+    size_t length = strcspn(word, ",");
+    unsigned one = length == 3 && strncmp(word, "fwd", 3) == 0   ? PROVE_FORWARD
+                   : length == 3 && strncmp(word, "bwd", 3) == 0 ? PROVE_BACKWARD
+                                                                 : 0;
+    if (one == 0) {
+      return 0;
+    }
+    found |= one;
+    if (word[length] == 0) {
+      return found;
+    }
+    word += length + 1;
+  }
+}
+
 int qkv_cli_check(int argc, char **argv) {
   static const struct option options[] = {
       {"seed", required_argument, NULL, OPTION_SEED},
       {"count", required_argument, NULL, OPTION_COUNT},
       {"problem", required_argument, NULL, OPTION_PROBLEM},
       {"isa", required_argument, NULL, OPTION_ISA},
+      {"direction", required_argument, NULL, OPTION_DIRECTION},
       {"time", required_argument, NULL, OPTION_TIME},
       {"cost", required_argument, NULL, OPTION_COST},
       {"json", no_argument, NULL, OPTION_JSON},
@@ -95,7 +128,7 @@ int qkv_cli_check(int argc, char **argv) {
   };
   int64_t seed = 0, count = 300;
   double seconds = 0, cost = 2e6;
-  const char *problem = NULL, *isa = NULL;
+  const char *problem = NULL, *isa = NULL, *direction = NULL;
   bool json = false;
   for (int c; (c = cli_getopt(argc, argv, options, help)) != -1;) {
     int status = CLI_OK;
@@ -107,6 +140,7 @@ int qkv_cli_check(int argc, char **argv) {
     case OPTION_COST: status = cli_parse_real(cli_option_name(), optarg, &cost); break;
     case OPTION_PROBLEM: problem = optarg; break;
     case OPTION_ISA: isa = optarg; break;
+    case OPTION_DIRECTION: direction = optarg; break;
     case OPTION_JSON: json = true; break;
     default: return CLI_USAGE;
     }
@@ -124,9 +158,14 @@ int qkv_cli_check(int argc, char **argv) {
   if (!(cost >= 1)) {
     return cli_usage("--cost %g is less than 1", cost);
   }
-  prove_options how = {PROVE_ALL, isa};
+  unsigned directions = direction != NULL ? directions_of(direction) : PROVE_FORWARD | PROVE_BACKWARD;
+  if (directions == 0) {
+    return cli_usage("--direction: '%s' is no list of fwd and bwd", direction);
+  }
+  prove_options how = {PROVE_WAYS | directions, isa};
   totals t;
   memset(&t, 0, sizeof t);
+  t.direction = direction;
   t.failures = json ? cJSON_CreateArray() : NULL;
   double start = cli_seconds();
   const int32_t *interrupted = cli_interrupts();

@@ -32,8 +32,9 @@ void cli_set_verb(const char *verb);
 int cli_failure(const char *format, ...) CLI_PRINTF(1, 2);
 int cli_usage(const char *format, ...) CLI_PRINTF(1, 2);
 void cli_warning(const char *format, ...) CLI_PRINTF(1, 2);
-/* The message of a failed call of the library, from qkv_check or the status. */
+/* The message of a failed call of the library, from qkv_check (qkv_backward_check) or the status. */
 int cli_status_failure(qkv_status status, const qkv_problem *problem);
+int cli_backward_failure(qkv_status status, const qkv_problem *problem, const qkv_gradients *gradients);
 
 /* getopt_long with messages in our form. Returns '?' after a message: the verb then returns CLI_USAGE. Options without a
  * letter have values from CLI_OPTION on; those that every verb has are in CLI_COMMON_OPTIONS and are answered by
@@ -52,6 +53,7 @@ void cli_print_version(void);
 
 /* Numbers of options. 0, or CLI_USAGE after a message. */
 int cli_parse_int(const char *option, const char *text, int64_t low, int64_t high, int64_t *value);
+int cli_parse_unsigned(const char *option, const char *text, uint64_t *value);
 int cli_parse_real(const char *option, const char *text, double *value);
 /* A:B, or A for A:A+1, or A: and :B with the missing end 0 or INT64_MAX; 0 <= A <= B. */
 int cli_parse_range(const char *option, const char *text, int64_t *begin, int64_t *end);
@@ -72,6 +74,9 @@ int cli_interrupted_failure(const char *consequence);
 
 /* What qkv_describe says, in memory to free; NULL after *status was set to an error. */
 char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_status *status);
+/* The same by qkv_backward_describe. */
+char *cli_backward_describe(const qkv_context *context, const qkv_problem *problem, const qkv_gradients *gradients,
+                            qkv_status *status);
 /* The same of a problem so small that only the choice of the instruction set is of interest. */
 char *cli_describe_isa(const char *isa_cap, qkv_status *status);
 /* The value of the line `name: value` of such a text: copied, cut at `bytes`; 0 if there is none. */

@@ -56,6 +56,12 @@ int cli_status_failure(qkv_status status, const qkv_problem *problem) {
   return cli_failure("%s", qkv_status_text(status));
 }
 
+int cli_backward_failure(qkv_status status, const qkv_problem *problem, const qkv_gradients *gradients) {
+  char text[512] = "";
+  if (qkv_backward_check(problem, gradients, text, sizeof text) != QKV_OK && text[0] != 0) return cli_failure("%s", text);
+  return cli_failure("%s", qkv_status_text(status));
+}
+
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 static const char *current_option = "";
@@ -124,6 +130,18 @@ int cli_parse_int(const char *option, const char *text, int64_t low, int64_t hig
     if (high == INT64_MAX) return cli_usage("%s: %s is out of range: at least %lld", option, text, (long long)low);
     return cli_usage("%s: %s is out of range: %lld to %lld", option, text, (long long)low, (long long)high);
   }
+  *value = number;
+  return CLI_OK;
+}
+
+int cli_parse_unsigned(const char *option, const char *text, uint64_t *value) {
+  char *end;
+  errno = 0;
+  unsigned long long number = strtoull(text, &end, 10);
+  if (text[0] < '0' || text[0] > '9' || *end != 0) {
+    return cli_usage("%s: '%s' is not an integer of at least 0", option, text);
+  }
+  if (errno == ERANGE) return cli_usage("%s: %s is out of range: 0 to 2^64 - 1", option, text);
   *value = number;
   return CLI_OK;
 }
@@ -244,7 +262,8 @@ int cli_interrupted_failure(const char *consequence) {
 
 /* ---- Facts ------------------------------------------------------------------------------------------------------- */
 
-char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_status *status) {
+static char *describe(const qkv_context *context, const qkv_problem *problem, const qkv_gradients *gradients, int backward,
+                      qkv_status *status) {
   size_t bytes = 4096;
   for (;;) {
     char *text = malloc(bytes);
@@ -252,7 +271,8 @@ char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_s
       *status = QKV_NO_MEMORY;
       return NULL;
     }
-    *status = qkv_describe(context, problem, text, bytes);
+    *status = backward ? qkv_backward_describe(context, problem, gradients, text, bytes)
+                       : qkv_describe(context, problem, text, bytes);
     if (*status != QKV_OK) {
       free(text);
       return NULL;
@@ -261,6 +281,15 @@ char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_s
     free(text);
     bytes *= 2;
   }
+}
+
+char *cli_describe(const qkv_context *context, const qkv_problem *problem, qkv_status *status) {
+  return describe(context, problem, NULL, 0, status);
+}
+
+char *cli_backward_describe(const qkv_context *context, const qkv_problem *problem, const qkv_gradients *gradients,
+                            qkv_status *status) {
+  return describe(context, problem, gradients, 1, status);
 }
 
 char *cli_describe_isa(const char *isa_cap, qkv_status *status) {

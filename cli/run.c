@@ -1,59 +1,23 @@
 /* qkv run: attention on files. */
+#include "run.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "array.h"
-#include "cli.h"
-#include "file.h"
 #include "load.h"
 #include "machine.h"
-#include "mask_text.h"
 #include "npy.h"
-#include "picture.h"
 #include "problem_text.h"
 #include "qkv/openmp.h"
 #include "safetensors.h"
-
-enum { MESSAGE = 6144 };
-
-/* What comes from a file. */
-typedef struct source {
-  const char *option; /* as in messages */
-  const char *tensor; /* its name in a .safetensors file */
-  const char *file;
-  array data;
-} source;
-
-enum { Q, K, V, BIAS, SLOPES, SINKS, KV_LENGTHS, Q_LENGTHS, MASK, SOURCES };
-
-typedef struct job {
-  source in[SOURCES];
-  const char *input, *mask_expression, *isa;
-  const char *out_path, *lse_path, *weights_path, *picture_path;
-  int bshd, json;
-  int32_t algorithm, align, position;
-  int64_t threads, batch_entry, head, row_begin, row_end;
-
-  mask_text mask;
-  qkv_mask terms[MASK_TEXT_TERMS + 1];
-  int64_t term_count;
-  int32_t *positions;
-  uint16_t *bf16[3]; /* q, k, v for fast arithmetic */
-  qkv_problem problem;
-  qkv_context context;
-  array out, lse;
-  output out_file, lse_file, weights_file;
-  heat_map map;
-  char *facts;
-  double seconds, gflops;
-} job;
 
 static void help(void) {
   fputs("Usage: qkv run --q FILE --k FILE --v FILE [OPTION]... --out FILE\n"
         "  or:  qkv run --input FILE.safetensors [OPTION]... --out FILE\n"
         "\n"
-        "Compute attention, out = softmax(scale * Q K^T, modified and masked) V, on arrays in files.\n"
+        "Compute attention, out = softmax(scale * Q K^T, modified and masked) V, on arrays in files, and\n"
+        "the gradients of a loss, if those of out are given.\n"
         "\n"
         "A FILE to read is a .npy file or FILE.safetensors:NAME. Floating-point arrays are f16 (widened\n"
         "to f32), f32 or f64, in .safetensors bf16 too; integers are i32 or i64. Files to write are .npy\n"
@@ -66,8 +30,8 @@ static void help(void) {
         "      --v FILE           values (batch, num_kv_heads, seqlen_kv, head_dim_v)\n"
         "      --layout LAYOUT    order of the axes of q, k, v and out: bhsd (the default) or bshd\n"
         "      --input FILE       a .safetensors file with tensors q, k, v and, if they are there, bias,\n"
-        "                         mask (bool), slopes, sinks, kv_lengths, q_lengths; an option\n"
-        "                         for one of them goes before\n"
+        "                         mask (bool), slopes, sinks, kv_lengths, q_lengths, dout, dlse; an\n"
+        "                         option for one of them goes before\n"
         "      --bias FILE        added to the scores: broadcasts to (batch, num_heads, seqlen_q,\n"
         "                         seqlen_kv); -inf hides a key\n"
         "      --alibi FILE       ALiBi slopes: (num_heads,) or (batch, num_heads)\n"
@@ -86,6 +50,9 @@ static void help(void) {
         "      --algorithm NAME   flash (the default) or standard, the textbook's that holds all scores\n"
         "      --arithmetic NAME  canonical (the default), or fast: by the CPU's bf16 products where it\n"
         "                         has them, if q, k and v are bf16; less accurate\n"
+        "      --dropout P        a weight becomes 0 with probability P, the others are divided by 1 - P\n"
+        "      --seed S           of dropout; the default is 0\n"
+        "      --offset N         of dropout, a counter modulo 2^32; the default is 0\n"
         "\n"
         "Run:\n"
         "      --threads N        the default is the number of processors\n"
@@ -96,10 +63,22 @@ static void help(void) {
         "      --lse FILE         the log-sum-exp of each row: (batch, num_heads, seqlen_q)\n"
         "      --weights FILE     the weights of one head: (rows, seqlen_kv)\n"
         "      --picture FILE     the same as a picture, .png or .svg, on a logarithmic scale\n"
-        "      --rows A:B         their rows, A included, B not; the default is all\n"
+        "      --dropout-mask FILE  bytes (rows, seqlen_kv): 1 where dropout keeps the weight, 0 where it\n"
+        "                         drops it, whatever the mask says. Weights are those before dropout\n"
+        "      --rows A:B         rows of these; A included, B not; the default is all\n"
         "      --head H           their head; the default is 0\n"
         "      --batch B          their batch entry; the default is 0\n"
         "      --json             print the facts as JSON\n",
+        stdout);
+  fputs("\n"
+        "Gradients, by a backward pass that follows the forward pass:\n"
+        "      --dout FILE        to read: the gradient of out, with its axes\n"
+        "      --dlse FILE        to read: the gradient of the log-sum-exp; the default is 0\n"
+        "      --dq FILE, --dk FILE, --dv FILE\n"
+        "                         gradients of q, k and v, with their axes\n"
+        "      --dbias FILE       gradient of the bias, summed over the axes that were broadcast: the\n"
+        "                         shape is that of --bias\n"
+        "      --dsinks FILE      gradient of the sinks, of the shape of --sinks\n",
         stdout);
   cli_print_common_options();
   cli_print_exit_status();
@@ -108,7 +87,8 @@ static void help(void) {
         "Examples:\n"
         "  qkv run --q q.npy --k k.npy --v v.npy --mask causal --out o.npy --lse lse.npy\n"
         "  qkv run --input layer.safetensors --mask '(window(64,64) | prefix(4)) & documents(ids.npy)' --out o.npy\n"
-        "  qkv run --q q.npy --k k.npy --v v.npy --mask causal --picture map.png --head 2 --rows 0:512\n",
+        "  qkv run --q q.npy --k k.npy --v v.npy --mask causal --picture map.png --head 2 --rows 0:512\n"
+        "  qkv run --q q.npy --k k.npy --v v.npy --dout do.npy --dq dq.npy --dk dk.npy --dv dv.npy\n",
         stdout);
 }
 
@@ -116,7 +96,8 @@ static void help(void) {
 
 enum {
   OPT_SOURCE = CLI_OPTION, /* and the following, one per source */
-  OPT_INPUT = OPT_SOURCE + SOURCES,
+  OPT_TARGET = OPT_SOURCE + SOURCES, /* one per target */
+  OPT_INPUT = OPT_TARGET + TARGETS,
   OPT_MASK,
   OPT_ALIGN,
   OPT_SCALE,
@@ -126,9 +107,9 @@ enum {
   OPT_ARITHMETIC,
   OPT_THREADS,
   OPT_ISA,
-  OPT_OUT,
-  OPT_LSE,
-  OPT_WEIGHTS,
+  OPT_DROPOUT,
+  OPT_SEED,
+  OPT_OFFSET,
   OPT_PICTURE,
   OPT_ROWS,
   OPT_HEAD,
@@ -144,6 +125,8 @@ static const struct option options[] = {{"q", required_argument, NULL, OPT_SOURC
                                         {"sinks", required_argument, NULL, OPT_SOURCE + SINKS},
                                         {"kv-lengths", required_argument, NULL, OPT_SOURCE + KV_LENGTHS},
                                         {"q-lengths", required_argument, NULL, OPT_SOURCE + Q_LENGTHS},
+                                        {"dout", required_argument, NULL, OPT_SOURCE + DOUT},
+                                        {"dlse", required_argument, NULL, OPT_SOURCE + DLSE},
                                         {"input", required_argument, NULL, OPT_INPUT},
                                         {"mask", required_argument, NULL, OPT_MASK},
                                         {"align", required_argument, NULL, OPT_ALIGN},
@@ -154,9 +137,18 @@ static const struct option options[] = {{"q", required_argument, NULL, OPT_SOURC
                                         {"arithmetic", required_argument, NULL, OPT_ARITHMETIC},
                                         {"threads", required_argument, NULL, OPT_THREADS},
                                         {"isa", required_argument, NULL, OPT_ISA},
-                                        {"out", required_argument, NULL, OPT_OUT},
-                                        {"lse", required_argument, NULL, OPT_LSE},
-                                        {"weights", required_argument, NULL, OPT_WEIGHTS},
+                                        {"dropout", required_argument, NULL, OPT_DROPOUT},
+                                        {"seed", required_argument, NULL, OPT_SEED},
+                                        {"offset", required_argument, NULL, OPT_OFFSET},
+                                        {"out", required_argument, NULL, OPT_TARGET + OUT},
+                                        {"lse", required_argument, NULL, OPT_TARGET + LSE},
+                                        {"weights", required_argument, NULL, OPT_TARGET + WEIGHTS},
+                                        {"dropout-mask", required_argument, NULL, OPT_TARGET + DROPOUT_MASK},
+                                        {"dq", required_argument, NULL, OPT_TARGET + DQ},
+                                        {"dk", required_argument, NULL, OPT_TARGET + DK},
+                                        {"dv", required_argument, NULL, OPT_TARGET + DV},
+                                        {"dbias", required_argument, NULL, OPT_TARGET + DBIAS},
+                                        {"dsinks", required_argument, NULL, OPT_TARGET + DSINKS},
                                         {"picture", required_argument, NULL, OPT_PICTURE},
                                         {"rows", required_argument, NULL, OPT_ROWS},
                                         {"head", required_argument, NULL, OPT_HEAD},
@@ -186,16 +178,26 @@ static int parse_option(job *j, int option) {
     return cli_usage("%s: '%s' is neither canonical nor fast", name, optarg);
   case OPT_THREADS: return cli_parse_int(name, optarg, 1, 4096, &j->threads);
   case OPT_ISA: j->isa = optarg; return CLI_OK;
-  case OPT_OUT: j->out_path = optarg; return CLI_OK;
-  case OPT_LSE: j->lse_path = optarg; return CLI_OK;
-  case OPT_WEIGHTS: j->weights_path = optarg; return CLI_OK;
+  case OPT_DROPOUT:
+    j->dropout_given = 1;
+    if (cli_parse_real(name, optarg, &j->problem.dropout) != CLI_OK) return CLI_USAGE;
+    if (j->problem.dropout >= 0 && j->problem.dropout <= 1) return CLI_OK;
+    return cli_usage("%s: %s is no probability: 0 to 1", name, optarg);
+  case OPT_SEED: j->dropout_needed = "--seed"; return cli_parse_unsigned(name, optarg, &j->problem.seed);
+  case OPT_OFFSET: j->dropout_needed = "--offset"; return cli_parse_unsigned(name, optarg, &j->problem.offset);
   case OPT_PICTURE: j->picture_path = optarg; return CLI_OK;
   case OPT_ROWS: return cli_parse_range(name, optarg, &j->row_begin, &j->row_end);
   case OPT_HEAD: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->head);
   case OPT_BATCH: return cli_parse_int(name, optarg, 0, INT64_MAX, &j->batch_entry);
   case OPT_JSON: j->json = 1; return CLI_OK;
-  default: j->in[option - OPT_SOURCE].file = optarg; return CLI_OK;
+  default: break;
   }
+  if (option >= OPT_TARGET) {
+    j->to[option - OPT_TARGET].path = optarg;
+  } else {
+    j->in[option - OPT_SOURCE].file = optarg;
+  }
+  return CLI_OK;
 }
 
 static int check_options(const job *j) {
@@ -204,10 +206,12 @@ static int check_options(const job *j) {
       if (j->in[i].file == NULL) return cli_usage("%s is missing (or --input)", j->in[i].option);
     }
   }
-  const char *paths[] = {j->out_path, j->lse_path, j->weights_path, j->picture_path};
-  static const char *const names[] = {"--out", "--lse", "--weights", "--picture"};
+  /* The picture is the last one. */
+  const char *paths[TARGETS + 1], *names[TARGETS + 1];
   int given = 0;
-  for (int a = 0; a < 4; a++) {
+  for (int a = 0; a <= TARGETS; a++) {
+    paths[a] = a < TARGETS ? j->to[a].path : j->picture_path;
+    names[a] = a < TARGETS ? j->to[a].option : "--picture";
     given += paths[a] != NULL;
     for (int b = 0; b < a; b++) {
       if (paths[a] != NULL && paths[b] != NULL && strcmp(paths[a], paths[b]) == 0 && strncmp(paths[a], "/dev/", 5) != 0) {
@@ -215,7 +219,11 @@ static int check_options(const job *j) {
       }
     }
   }
+  int status = run_check_gradient_options(j);
+  if (status != CLI_OK) return status;
   if (given == 0) return cli_usage("--out is missing");
+  const char *needed = j->to[DROPOUT_MASK].path != NULL ? j->to[DROPOUT_MASK].option : j->dropout_needed;
+  if (needed != NULL && !j->dropout_given) return cli_usage("%s goes with --dropout", needed);
   char error[MESSAGE];
   if (j->picture_path != NULL && picture_check_name(j->picture_path, error, sizeof error) != 0) {
     return cli_usage("--picture: %s", error);
@@ -250,7 +258,7 @@ static int load_input(job *j) {
   return status;
 }
 
-static int wrong_shape(const source *s, const char *wanted) {
+int run_wrong_shape(const source *s, const char *wanted) {
   char shape[128];
   array_shape_text(s->data.rank, s->data.shape, shape, sizeof shape);
   return cli_failure("%s: %s: %s was expected, the file has %s of shape %s", s->option, s->file, wanted,
@@ -260,13 +268,13 @@ static int wrong_shape(const source *s, const char *wanted) {
                      shape);
 }
 
-static int is_real(const array *a) { return a->dtype == QKV_F32 || a->dtype == QKV_F64; }
+int run_is_real(const array *a) { return a->dtype == QKV_F32 || a->dtype == QKV_F64; }
 
 /* The axes of q, k or v: (batch, heads, rows, columns), and the tensor. */
-static int place(const job *j, const source *s, int64_t extent[4], qkv_tensor *tensor) {
+int run_place(const job *j, const source *s, int64_t extent[4], qkv_tensor *tensor) {
   const array *a = &s->data;
-  if (!is_real(a) || a->rank < 2) {
-    return wrong_shape(s, j->bshd ? "floating-point numbers of shape (batch, rows, heads, columns)"
+  if (!run_is_real(a) || a->rank < 2) {
+    return run_wrong_shape(s, j->bshd ? "floating-point numbers of shape (batch, rows, heads, columns)"
                                   : "floating-point numbers of shape (batch, heads, rows, columns)");
   }
   int64_t stride[4] = {0, 0, 0, 0};
@@ -292,18 +300,18 @@ static int set_tensors(job *j) {
   qkv_problem *p = &j->problem;
   const source *q = &j->in[Q], *k = &j->in[K], *v = &j->in[V];
   int64_t eq[4], ek[4], ev[4];
-  int status = place(j, q, eq, &p->q);
-  if (status == CLI_OK) status = place(j, k, ek, &p->k);
-  if (status == CLI_OK) status = place(j, v, ev, &p->v);
-  if (status == CLI_OK && eq[3] == 0) status = wrong_shape(q, "a head_dim of at least 1");
-  if (status == CLI_OK && ev[3] == 0) status = wrong_shape(v, "a head_dim_v of at least 1");
+  int status = run_place(j, q, eq, &p->q);
+  if (status == CLI_OK) status = run_place(j, k, ek, &p->k);
+  if (status == CLI_OK) status = run_place(j, v, ev, &p->v);
+  if (status == CLI_OK && eq[3] == 0) status = run_wrong_shape(q, "a head_dim of at least 1");
+  if (status == CLI_OK && ev[3] == 0) status = run_wrong_shape(v, "a head_dim_v of at least 1");
   if (status == CLI_OK) status = same_extent("batch", q, eq[0], k, ek[0]);
   if (status == CLI_OK) status = same_extent("head_dim", q, eq[3], k, ek[3]);
   if (status == CLI_OK) status = same_extent("batch", k, ek[0], v, ev[0]);
   if (status == CLI_OK) status = same_extent("num_kv_heads", k, ek[1], v, ev[1]);
   if (status == CLI_OK) status = same_extent("seqlen_kv", k, ek[2], v, ev[2]);
   if (status != CLI_OK) return status;
-  if (ek[1] == 0 && eq[1] != 0) return wrong_shape(k, "at least one head");
+  if (ek[1] == 0 && eq[1] != 0) return run_wrong_shape(k, "at least one head");
   p->batch = eq[0];
   p->num_heads = eq[1];
   p->num_kv_heads = ek[1];
@@ -315,17 +323,17 @@ static int set_tensors(job *j) {
 }
 
 /* One value per head, or per entry and head. */
-static int set_per_head(const job *j, const source *s, qkv_tensor *tensor) {
+int run_per_head(const job *j, const source *s, qkv_tensor *tensor) {
   const array *a = &s->data;
   char wanted[128];
   if (a->data == NULL) return CLI_OK;
   int64_t extent[4] = {1, 1, j->problem.batch, j->problem.num_heads};
   qkv_tensor t;
-  if (!is_real(a) || a->rank < 1 || a->rank > 2 || a->shape[a->rank - 1] != j->problem.num_heads ||
+  if (!run_is_real(a) || a->rank < 1 || a->rank > 2 || a->shape[a->rank - 1] != j->problem.num_heads ||
       array_broadcast(a, extent, &t) != 0) {
     snprintf(wanted, sizeof wanted, "floating-point numbers of shape (%lld,) or (%lld, %lld)",
              (long long)j->problem.num_heads, (long long)j->problem.batch, (long long)j->problem.num_heads);
-    return wrong_shape(s, wanted);
+    return run_wrong_shape(s, wanted);
   }
   *tensor = qkv_strided(a->data, a->dtype, t.stride[2], t.stride[3], 0, 0);
   return CLI_OK;
@@ -337,20 +345,20 @@ static int set_lengths(const job *j, const source *s, const int32_t **lengths) {
   if (a->data == NULL) return CLI_OK;
   if (a->dtype != QKV_I32 || a->rank != 1 || a->shape[0] != j->problem.batch) {
     snprintf(wanted, sizeof wanted, "integers of shape (%lld,), one per batch entry,", (long long)j->problem.batch);
-    return wrong_shape(s, wanted);
+    return run_wrong_shape(s, wanted);
   }
   *lengths = a->data;
   return CLI_OK;
 }
 
-static int broadcast(const job *j, const source *s, const char *what, qkv_tensor *tensor) {
+int run_broadcast(const job *j, const source *s, const char *what, qkv_tensor *tensor) {
   const qkv_problem *p = &j->problem;
   int64_t extent[4] = {p->batch, p->num_heads, p->seqlen_q, p->seqlen_kv};
   char wanted[192];
   if (array_broadcast(&s->data, extent, tensor) == 0) return CLI_OK;
   snprintf(wanted, sizeof wanted, "%s that broadcast to (%lld, %lld, %lld, %lld)", what, (long long)extent[0],
            (long long)extent[1], (long long)extent[2], (long long)extent[3]);
-  return wrong_shape(s, wanted);
+  return run_wrong_shape(s, wanted);
 }
 
 static int set_mask(job *j) {
@@ -370,8 +378,8 @@ static int set_mask(job *j) {
   }
   if (j->in[MASK].data.data != NULL) {
     qkv_tensor t;
-    if (j->in[MASK].data.dtype != QKV_U8) return wrong_shape(&j->in[MASK], "bool or u8");
-    if (broadcast(j, &j->in[MASK], "bool or u8", &t) != CLI_OK) return CLI_FAILURE;
+    if (j->in[MASK].data.dtype != QKV_U8) return run_wrong_shape(&j->in[MASK], "bool or u8");
+    if (run_broadcast(j, &j->in[MASK], "bool or u8", &t) != CLI_OK) return CLI_FAILURE;
     j->terms[j->term_count++] = qkv_dense(t, 0);
   }
   p->mask = j->terms;
@@ -386,7 +394,7 @@ static int set_bf16(job *j) {
   for (int i = Q; i <= V; i++) {
     const source *s = &j->in[i];
     int64_t count = array_count(s->data.rank, s->data.shape, sizeof(float));
-    if (s->data.dtype != QKV_F32) return wrong_shape(s, "bf16 for --arithmetic fast");
+    if (s->data.dtype != QKV_F32) return run_wrong_shape(s, "bf16 for --arithmetic fast");
     j->bf16[i] = malloc(((size_t)count + 1) * sizeof *j->bf16[i]);
     if (j->bf16[i] == NULL) return cli_failure("out of memory");
     for (int64_t x = 0; x < count; x++) {
@@ -408,11 +416,11 @@ static int set_problem(job *j) {
   p->align = j->align;
   int status = set_tensors(j);
   if (status == CLI_OK && j->in[BIAS].data.data != NULL) {
-    status = is_real(&j->in[BIAS].data) ? broadcast(j, &j->in[BIAS], "floating-point numbers", &p->bias)
-                                        : wrong_shape(&j->in[BIAS], "floating-point numbers");
+    status = run_is_real(&j->in[BIAS].data) ? run_broadcast(j, &j->in[BIAS], "floating-point numbers", &p->bias)
+                                        : run_wrong_shape(&j->in[BIAS], "floating-point numbers");
   }
-  if (status == CLI_OK) status = set_per_head(j, &j->in[SLOPES], &p->alibi_slopes);
-  if (status == CLI_OK) status = set_per_head(j, &j->in[SINKS], &p->sinks);
+  if (status == CLI_OK) status = run_per_head(j, &j->in[SLOPES], &p->alibi_slopes);
+  if (status == CLI_OK) status = run_per_head(j, &j->in[SINKS], &p->sinks);
   if (status == CLI_OK) status = set_lengths(j, &j->in[KV_LENGTHS], &p->kv_length);
   if (status == CLI_OK) status = set_lengths(j, &j->in[Q_LENGTHS], &p->q_length);
   if (status == CLI_OK) status = set_mask(j);
@@ -429,7 +437,7 @@ static int set_problem(job *j) {
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
 
-static int allocate(array *a, int32_t dtype, int rank, const int64_t *shape, const char *what) {
+int run_allocate(array *a, int32_t dtype, int rank, const int64_t *shape, const char *what) {
   char text[128];
   if (array_alloc(a, dtype, rank, shape) == 0) return CLI_OK;
   array_shape_text(rank, shape, text, sizeof text);
@@ -443,22 +451,22 @@ static int set_outputs(job *j) {
   memcpy(shape, q->shape, sizeof shape);
   shape[q->rank - 1] = p->head_dim_v;
   int32_t dtype = q->dtype;
-  int status = allocate(&j->out, dtype, q->rank, shape, "out");
+  int status = run_allocate(&j->to[OUT].data, dtype, q->rank, shape, "out");
   if (status != CLI_OK) return status;
-  source out = {"--out", "out", "out", j->out};
+  source out = {"--out", "out", "out", j->to[OUT].data};
   int64_t extent[4];
-  place(j, &out, extent, &p->out);
-  if (j->lse_path == NULL) return CLI_OK;
+  run_place(j, &out, extent, &p->out);
+  if (j->to[LSE].path == NULL && !run_wants_gradients(j)) return CLI_OK;
   /* Without the batch axis, or batch and head axes, if q has none. */
   int missing = 4 - q->rank;
-  status = allocate(&j->lse, dtype, 3 - missing, lse_shape + missing, "lse");
-  if (status == CLI_OK) p->lse = qkv_bhs(j->lse.data, dtype, p->num_heads, p->seqlen_q);
+  status = run_allocate(&j->to[LSE].data, dtype, 3 - missing, lse_shape + missing, "lse");
+  if (status == CLI_OK) p->lse = qkv_bhs(j->to[LSE].data.data, dtype, p->num_heads, p->seqlen_q);
   return status;
 }
 
 static int check_region(job *j) {
   const qkv_problem *p = &j->problem;
-  if (j->weights_path == NULL && j->picture_path == NULL) return CLI_OK;
+  if (j->to[WEIGHTS].path == NULL && j->to[DROPOUT_MASK].path == NULL && j->picture_path == NULL) return CLI_OK;
   if (j->head >= p->num_heads)
     return cli_failure("--head %lld: there are %lld heads", (long long)j->head, (long long)p->num_heads);
   if (j->batch_entry >= p->batch) {
@@ -477,57 +485,73 @@ static int check_region(job *j) {
 
 static int open_outputs(job *j) {
   char error[MESSAGE];
-  if (j->out_path != NULL && output_open(&j->out_file, j->out_path, error, sizeof error) != 0) {
-    return cli_failure("--out: %s", error);
-  }
-  if (j->lse_path != NULL && output_open(&j->lse_file, j->lse_path, error, sizeof error) != 0) {
-    return cli_failure("--lse: %s", error);
-  }
-  if (j->weights_path != NULL && output_open(&j->weights_file, j->weights_path, error, sizeof error) != 0) {
-    return cli_failure("--weights: %s", error);
+  for (int i = 0; i < TARGETS; i++) {
+    target *r = &j->to[i];
+    if (r->path != NULL && output_open(&r->file, r->path, error, sizeof error) != 0) {
+      return cli_failure("%s: %s", r->option, error);
+    }
   }
   return CLI_OK;
 }
 
-/* The weights of one head, some rows at a time: to their file, to the picture, or both. */
-static int write_weights(job *j) {
+static int open_map(job *j, int64_t rows) {
+  int64_t keys = j->problem.seqlen_kv;
+  /* An SVG has an element per run of cells. */
+  int64_t most = strcmp(j->picture_path + strlen(j->picture_path) - 4, ".svg") == 0 ? 192 : 1024;
+  /* Down to a tenth of what each key has if all are equal. */
+  double floor = fmin(0.1 / (double)keys, 0.01);
+  return heat_map_create(&j->map, rows, keys, most, most, floor) == 0 ? CLI_OK : cli_failure("no memory for the picture");
+}
+
+/* Some rows of qkv_scores, from `row` on, to their file, to the picture, or both. */
+static void write_rows(job *j, const target *r, int64_t row, int64_t rows, const array *part) {
+  int64_t keys = j->problem.seqlen_kv;
+  if (r == &j->to[DROPOUT_MASK]) {
+    for (int64_t x = 0; x < rows * keys; x++) {
+      double kept = part->dtype == QKV_F64 ? ((const double *)part->data)[x] : (double)((const float *)part->data)[x];
+      const uint8_t byte = kept != 0;
+      npy_write_values(r->file.stream, QKV_U8, &byte, 1);
+    }
+    return;
+  }
+  if (r->path != NULL) npy_write_values(r->file.stream, part->dtype, part->data, rows * keys);
+  for (int64_t i = 0; i < rows && j->picture_path != NULL; i++) {
+    if (part->dtype == QKV_F64) {
+      heat_map_add_f64(&j->map, row - j->row_begin + i, (const double *)part->data + i * keys);
+    } else {
+      heat_map_add_f32(&j->map, row - j->row_begin + i, (const float *)part->data + i * keys);
+    }
+  }
+}
+
+/* The weights or the dropout mask of one head, some rows at a time. */
+static int write_scores(job *j, int which) {
   const qkv_problem *p = &j->problem;
+  target *r = &j->to[which];
+  const int drawn = which == WEIGHTS && j->picture_path != NULL;
   int64_t rows = j->row_end - j->row_begin, keys = p->seqlen_kv, chunk = 256;
-  if (j->weights_path == NULL && j->picture_path == NULL) return CLI_OK;
+  if (r->path == NULL && !drawn) return CLI_OK;
   if (chunk > rows) chunk = rows;
   int64_t shape[2] = {chunk, keys}, whole[2] = {rows, keys};
-  array part;
-  int status = allocate(&part, j->out.dtype, 2, shape, "weights");
+  array *part = &r->data;
+  int status = run_allocate(part, j->to[OUT].data.dtype, 2, shape, r->name);
   if (status != CLI_OK) return status;
-  if (j->weights_path != NULL) npy_write_header(j->weights_file.stream, part.dtype, 2, whole);
-  if (j->picture_path != NULL) {
-    /* An SVG has an element per run of cells. */
-    int64_t most = strcmp(j->picture_path + strlen(j->picture_path) - 4, ".svg") == 0 ? 192 : 1024;
-    /* Down to a tenth of what each key has if all are equal. */
-    double floor = fmin(0.1 / (double)keys, 0.01);
-    if (heat_map_create(&j->map, rows, keys, most, most, floor) != 0) status = cli_failure("no memory for the picture");
-  }
+  if (r->path != NULL) npy_write_header(r->file.stream, which == DROPOUT_MASK ? QKV_U8 : part->dtype, 2, whole);
+  if (drawn) status = open_map(j, rows);
   for (int64_t row = j->row_begin; row < j->row_end && status == CLI_OK; row += chunk) {
     int64_t n = chunk < j->row_end - row ? chunk : j->row_end - row;
     qkv_region region = {j->batch_entry, j->batch_entry + 1, j->head, j->head + 1, row, row + n};
-    qkv_tensor to = qkv_strided(part.data, part.dtype, 0, 0, keys, 1);
-    qkv_status s = cli_interrupted() ? QKV_CANCELLED : qkv_scores(&j->context, p, QKV_WEIGHTS, &region, &to);
+    qkv_tensor to = qkv_strided(part->data, part->dtype, 0, 0, keys, 1);
+    const int32_t stage = which == DROPOUT_MASK ? QKV_KEPT : QKV_WEIGHTS;
+    qkv_status s = cli_interrupted() ? QKV_CANCELLED : qkv_scores(&j->context, p, stage, &region, &to);
     if (s == QKV_CANCELLED) {
       status = cli_interrupted_failure("no file was written");
     } else if (s != QKV_OK) {
       status = cli_status_failure(s, p);
     } else {
-      if (j->weights_path != NULL) npy_write_values(j->weights_file.stream, part.dtype, part.data, n * keys);
-      for (int64_t i = 0; i < n && j->picture_path != NULL; i++) {
-        if (part.dtype == QKV_F64) {
-          heat_map_add_f64(&j->map, row - j->row_begin + i, (const double *)part.data + i * keys);
-        } else {
-          heat_map_add_f32(&j->map, row - j->row_begin + i, (const float *)part.data + i * keys);
-        }
-      }
+      write_rows(j, r, row, n, part);
     }
   }
-  array_free(&part);
   return status;
 }
 
@@ -548,16 +572,16 @@ static int write_picture(job *j) {
 /* Everything is complete under temporary names before the first file gets its own. */
 static int commit_outputs(job *j) {
   char error[MESSAGE];
-  output *files[] = {&j->out_file, &j->lse_file, &j->weights_file};
-  if (j->out_path != NULL) npy_write_array(j->out_file.stream, &j->out);
-  if (j->lse_path != NULL) npy_write_array(j->lse_file.stream, &j->lse);
-  for (int i = 0; i < 3; i++) {
-    if (files[i]->path != NULL && output_finish(files[i], error, sizeof error) != 0) return cli_failure("%s", error);
+  for (int i = 0; i < TARGETS; i++) {
+    target *r = &j->to[i];
+    if (r->path == NULL) continue;
+    if (i != WEIGHTS && i != DROPOUT_MASK) npy_write_array(r->file.stream, &r->data);
+    if (output_finish(&r->file, error, sizeof error) != 0) return cli_failure("%s", error);
   }
   if (cli_interrupted()) return cli_interrupted_failure("no file was written");
   int status = write_picture(j);
-  for (int i = 0; i < 3 && status == CLI_OK; i++) {
-    if (output_commit(files[i], error, sizeof error) != 0) status = cli_failure("%s", error);
+  for (int i = 0; i < TARGETS && status == CLI_OK; i++) {
+    if (output_commit(&j->to[i].file, error, sizeof error) != 0) status = cli_failure("%s", error);
   }
   return status;
 }
@@ -582,7 +606,8 @@ static int compute(job *j) {
   if (s == QKV_CANCELLED) return cli_interrupted_failure("no file was written");
   if (s != QKV_OK) return cli_status_failure(s, p);
   /* A multiply and an add per feature of the score and of the value, for each visible pair. */
-  double useful = 2 * (double)(p->head_dim + p->head_dim_v) * cli_fact_number(j->facts, "pairs_visible");
+  j->pairs = cli_fact_number(j->facts, "pairs_visible");
+  double useful = 2 * (double)(p->head_dim + p->head_dim_v) * j->pairs;
   j->gflops = j->seconds > 0 ? useful / j->seconds * 1e-9 : 0;
   return CLI_OK;
 }
@@ -590,17 +615,17 @@ static int compute(job *j) {
 static int report(const job *j) {
   char mask[4096], shape[128];
   mask_as_text(j, mask, sizeof mask);
-  const char *names[] = {"out", "lse", "weights", "picture"};
-  const char *paths[] = {j->out_path, j->lse_path, j->weights_path, j->picture_path};
   if (j->json) {
     cJSON *object = cJSON_CreateObject();
     cJSON_AddStringToObject(object, "mask", mask);
     cli_facts_to_json(j->facts, object);
     cJSON_AddNumberToObject(object, "seconds", j->seconds);
     cJSON_AddNumberToObject(object, "gflops", j->gflops);
-    for (int i = 0; i < 4; i++) {
-      if (paths[i] != NULL) cJSON_AddStringToObject(object, names[i], paths[i]);
+    run_report_backward(j, object);
+    for (int i = 0; i < TARGETS; i++) {
+      if (j->to[i].path != NULL) cJSON_AddStringToObject(object, j->to[i].name, j->to[i].path);
     }
+    if (j->picture_path != NULL) cJSON_AddStringToObject(object, "picture", j->picture_path);
     return cli_print_json(object);
   }
   printf("mask: %s\n", mask);
@@ -608,13 +633,18 @@ static int report(const job *j) {
   if (j->facts[0] != 0 && j->facts[strlen(j->facts) - 1] != '\n') putchar('\n');
   printf("time: %.6f s\n", j->seconds);
   printf("rate: %.2f GFLOP/s of useful operations\n", j->gflops);
-  array_shape_text(j->out.rank, j->out.shape, shape, sizeof shape);
-  for (int i = 0; i < 4; i++) {
-    if (paths[i] == NULL) continue;
-    printf("%s: %s", names[i], paths[i]);
-    if (i == 0) printf(" %s %s", shape, j->out.dtype == QKV_F64 ? "f64" : "f32");
+  run_report_backward(j, NULL);
+  for (int i = 0; i < TARGETS; i++) {
+    const target *r = &j->to[i];
+    if (r->path == NULL) continue;
+    printf("%s: %s", r->name, r->path);
+    if (i == OUT || i >= DQ) {
+      array_shape_text(r->data.rank, r->data.shape, shape, sizeof shape);
+      printf(" %s %s", shape, r->data.dtype == QKV_F64 ? "f64" : "f32");
+    }
     putchar('\n');
   }
+  if (j->picture_path != NULL) printf("picture: %s\n", j->picture_path);
   return CLI_OK;
 }
 
@@ -622,18 +652,23 @@ static int work(job *j) {
   int status = check_options(j);
   if (status == CLI_OK) status = cli_choose_isa(j->isa, &j->context.isa_cap);
   if (status == CLI_OK) status = load_input(j);
+  if (status == CLI_OK) status = run_check_gradient_input(j);
   if (status == CLI_OK) status = set_problem(j);
   if (status == CLI_OK) status = check_region(j);
   if (status == CLI_OK) status = set_outputs(j);
   if (status != CLI_OK) return status;
   qkv_status s = qkv_check(&j->problem, NULL, 0);
   if (s != QKV_OK) return cli_status_failure(s, &j->problem);
+  status = run_set_gradients(j);
+  if (status != CLI_OK) return status;
 
   qkv_openmp(&j->context, (int)(j->threads > 0 ? j->threads : machine_cpus()));
   j->context.cancel = cli_interrupts();
   status = open_outputs(j);
   if (status == CLI_OK) status = compute(j);
-  if (status == CLI_OK) status = write_weights(j);
+  if (status == CLI_OK) status = run_backward(j);
+  if (status == CLI_OK) status = write_scores(j, WEIGHTS);
+  if (status == CLI_OK) status = write_scores(j, DROPOUT_MASK);
   if (status == CLI_OK) status = commit_outputs(j);
   if (status == CLI_OK) status = report(j);
   return status;
@@ -648,7 +683,18 @@ int qkv_cli_run(int argc, char **argv) {
                                                 {"--sinks", "sinks"},
                                                 {"--kv-lengths", "kv_lengths"},
                                                 {"--q-lengths", "q_lengths"},
-                                                {"--input", "mask"}};
+                                                {"--input", "mask"},
+                                                {"--dout", "dout"},
+                                                {"--dlse", "dlse"}};
+  static const char *const target_names[TARGETS][2] = {{"--out", "out"},
+                                                       {"--lse", "lse"},
+                                                       {"--weights", "weights"},
+                                                       {"--dropout-mask", "dropout_mask"},
+                                                       {"--dq", "dq"},
+                                                       {"--dk", "dk"},
+                                                       {"--dv", "dv"},
+                                                       {"--dbias", "dbias"},
+                                                       {"--dsinks", "dsinks"}};
   static job j; /* several kilobytes of terms */
   memset(&j, 0, sizeof j);
   j.problem = qkv_problem_default();
@@ -658,6 +704,10 @@ int qkv_cli_run(int argc, char **argv) {
     j.in[i].option = names[i][0];
     j.in[i].tensor = names[i][1];
   }
+  for (int i = 0; i < TARGETS; i++) {
+    j.to[i].option = target_names[i][0];
+    j.to[i].name = target_names[i][1];
+  }
   int option;
   while ((option = cli_getopt(argc, argv, options, help)) != -1) {
     if (option == CLI_DONE) return CLI_OK;
@@ -666,15 +716,13 @@ int qkv_cli_run(int argc, char **argv) {
   if (optind < argc) return cli_usage("unexpected argument '%s'", argv[optind]);
 
   int status = work(&j);
-  output_discard(&j.out_file);
-  output_discard(&j.lse_file);
-  output_discard(&j.weights_file);
+  for (int i = 0; i < TARGETS; i++) output_discard(&j.to[i].file);
   heat_map_free(&j.map);
   free(j.facts);
+  free(j.backward_facts);
   free(j.positions);
   for (int i = Q; i <= V; i++) free(j.bf16[i]);
-  array_free(&j.out);
-  array_free(&j.lse);
+  for (int i = 0; i < TARGETS; i++) array_free(&j.to[i].data);
   mask_text_free(&j.mask);
   for (int i = 0; i < SOURCES; i++) array_free(&j.in[i].data);
   return status;

@@ -119,22 +119,127 @@ bool compare_oracle(const qkv_problem *p, int64_t row_step, compare_report *repo
   return report->failures == 0;
 }
 
+/* Calls `visit` for each element of gradient `which` that the problem has, in the order of the indices. */
+typedef void gradient_visitor(void *self, int which, const int64_t at[4], int64_t index);
+static void visit_gradient(const qkv_problem *p, const qkv_gradients *g, int which, gradient_visitor *visit, void *self) {
+  int64_t n[4], at[4], index = 0;
+  problem_gradient_extents(p, g, which, n);
+  for (at[0] = 0; at[0] < n[0]; at[0]++) {
+    for (at[1] = 0; at[1] < n[1]; at[1]++) {
+      for (at[2] = 0; at[2] < n[2]; at[2]++) {
+        for (at[3] = 0; at[3] < n[3]; at[3]++, index++) {
+          if (problem_gradient_has(p, g, which, at)) {
+            visit(self, which, at, index);
+          }
+        }
+      }
+    }
+  }
+}
+
+typedef struct gradient_pair {
+  const qkv_problem *a, *b;
+  const qkv_gradients *ga, *gb;
+  const oracle_gradients *expected;
+  compare_report *report;
+  uint64_t hash;
+} gradient_pair;
+
+static void same_element(void *self, int which, const int64_t at[4], int64_t index) {
+  const gradient_pair *f = self;
+  const qkv_tensor *ta = problem_gradient(f->ga, which), *tb = problem_gradient(f->gb, which);
+  int64_t at_a = problem_gradient_offset(f->a, f->ga, which, at), at_b = problem_gradient_offset(f->b, f->gb, which, at);
+  compare_report *r = f->report;
+  (void)index;
+  r->values++;
+  if (!compare_same_bits(ta, at_a, tb, at_b) && r->failures++ == 0) {
+    snprintf(r->text, sizeof r->text, "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]: %.17g (%a) and %.17g (%a)",
+             problem_gradient_name(which), at[0], at[1], at[2], at[3], problem_load(ta, at_a), problem_load(ta, at_a),
+             problem_load(tb, at_b), problem_load(tb, at_b));
+  }
+}
+
+bool compare_gradients(const qkv_problem *a, const qkv_gradients *ga, const qkv_problem *b, const qkv_gradients *gb,
+                       compare_report *report) {
+  gradient_pair f = {a, b, ga, gb, NULL, report, 0};
+  memset(report, 0, sizeof *report);
+  for (int which = PROBLEM_DQ; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    if (problem_gradient(ga, which)->data != NULL && problem_gradient(gb, which)->data != NULL) {
+      visit_gradient(a, ga, which, same_element, &f);
+    }
+  }
+  return report->failures == 0;
+}
+
+static void judge_element(void *self, int which, const int64_t at[4], int64_t index) {
+  const gradient_pair *f = self;
+  const qkv_tensor *t = problem_gradient(f->ga, which);
+  compare_report *r = f->report;
+  double computed = problem_load(t, problem_gradient_offset(f->a, f->ga, which, at));
+  judge(r, problem_gradient_name(which), at, &f->expected->of[which][index], computed);
+  bool narrowed = problem_dtype_of(t->dtype)->size < problem_dtype_of(f->a->q.dtype == QKV_F64 ? QKV_F64 : QKV_F32)->size;
+  if (computed == 0 && signbit(computed) && !narrowed && r->failures++ == 0) {
+    snprintf(r->text, sizeof r->text, "%s[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "] is -0",
+             problem_gradient_name(which), at[0], at[1], at[2], at[3]);
+  }
+}
+
+bool compare_gradients_oracle(const qkv_problem *p, const qkv_gradients *g, const qkv_gradients *before,
+                              compare_report *report) {
+  oracle_gradients expected;
+  gradient_pair f = {p, NULL, g, NULL, &expected, report, 0};
+  memset(report, 0, sizeof *report);
+  if (!oracle_gradients_make(&expected, p, g, before)) {
+    report->failures = 1;
+    snprintf(report->text, sizeof report->text, "no memory for the oracle");
+    return false;
+  }
+  for (int which = PROBLEM_DQ; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    if (expected.of[which] != NULL) {
+      visit_gradient(p, g, which, judge_element, &f);
+    }
+  }
+  oracle_gradients_free(&expected);
+  return report->failures == 0;
+}
+
+static uint64_t hashed(uint64_t hash, const qkv_tensor *t, int64_t offset) {
+  uint64_t bits = canonical_bits(t, offset);
+  for (int n = 0; n < (int)problem_dtype_of(t->dtype)->size; n++) {
+    hash = (hash ^ (bits >> (8 * n) & 0xff)) * UINT64_C(0x100000001b3);
+  }
+  return hash;
+}
+static const uint64_t hash_of_nothing = UINT64_C(0xcbf29ce484222325);
+
+static void hash_element(void *self, int which, const int64_t at[4], int64_t index) {
+  gradient_pair *f = self;
+  (void)index;
+  f->hash = hashed(f->hash, problem_gradient(f->ga, which), problem_gradient_offset(f->a, f->ga, which, at));
+}
+
+uint64_t compare_gradients_digest(const qkv_problem *p, const qkv_gradients *g) {
+  gradient_pair f = {p, NULL, g, NULL, NULL, NULL, hash_of_nothing};
+  for (int which = PROBLEM_DQ; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    if (problem_gradient(g, which)->data != NULL) {
+      visit_gradient(p, g, which, hash_element, &f);
+    }
+  }
+  return f.hash;
+}
+
 uint64_t compare_digest(const qkv_problem *p) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  uint64_t hash = hash_of_nothing;
   for (int which = 0; which < 2; which++) {
     const qkv_tensor *t = which == 0 ? &p->out : &p->lse;
     if (t->data == NULL) {
       continue;
     }
-    int bytes = (int)problem_dtype_of(t->dtype)->size;
     for (int64_t b = 0; b < p->batch; b++) {
       for (int64_t h = 0; h < p->num_heads; h++) {
         for (int64_t i = 0; i < problem_rows(p, b); i++) {
           for (int64_t x = 0; x < (which == 0 ? value_dim(p) : 1); x++) {
-            uint64_t bits = canonical_bits(t, problem_offset(p, t, 'q', b, h, i, x));
-            for (int n = 0; n < bytes; n++) {
-              hash = (hash ^ (bits >> (8 * n) & 0xff)) * UINT64_C(0x100000001b3);
-            }
+            hash = hashed(hash, t, problem_offset(p, t, 'q', b, h, i, x));
           }
         }
       }

@@ -117,6 +117,8 @@ static const char *const nan_names[] = {"", "nan", "visnan"};
 static const char *const bias_names[] = {"", "bias", "biasinf", "biaslow"};
 static const char axis_names[] = "bhqk";
 static const char *const tensor_names[4] = {"q", "k", "v", "out"};
+static const char *const gradient_names[PROBLEM_GRADIENT_TENSORS] = {"dout", "dlse", "dq", "dk", "dv", "dbias", "dsinks"};
+static const char want_letters[] = "qkvbs"; /* bit n of a set of QKV_D... */
 
 /* Numbers after the colon: how many are needed, and allowed. */
 static const struct {
@@ -139,6 +141,16 @@ static bool complain(char *error, size_t bytes, const char *format, ...) {
 
 int32_t problem_tensor_dtype(const problem_spec *s, int tensor) {
   return s->tensor_dtype[tensor] != 0 ? s->tensor_dtype[tensor] : s->dtype;
+}
+
+int32_t problem_gradient_dtype(const problem_spec *s, int which) {
+  static const int tensors[PROBLEM_GRADIENT_TENSORS] = {3, 0, 0, 1, 2, 0, 0};
+  switch (which) {
+  case PROBLEM_DLSE:
+  case PROBLEM_DSINKS: return s->seed >> (4 + which) & 1 ? QKV_F64 : QKV_F32;
+  case PROBLEM_DBIAS: return s->gradient_dtype[which] != 0 ? s->gradient_dtype[which] : s->dtype;
+  default: return s->gradient_dtype[which] != 0 ? s->gradient_dtype[which] : problem_tensor_dtype(s, tensors[which]);
+  }
 }
 
 int32_t problem_arithmetic(const problem_spec *s) { return s->dtype == QKV_F64 ? QKV_F64 : QKV_F32; }
@@ -225,6 +237,47 @@ static bool parse_mask(problem_spec *s, char *name, const char *numbers, bool jo
   return false;
 }
 
+/* Letters of axes, each followed by 1. */
+static bool parse_axes(const char *text, bool axes[4]) {
+  memset(axes, 0, 4 * sizeof axes[0]);
+  for (; *text != 0; text += 2) {
+    const char *axis = strchr(axis_names, *text);
+    if (axis == NULL || text[1] != '1') {
+      return false;
+    }
+    axes[axis - axis_names] = true;
+  }
+  return true;
+}
+
+/* The part of a word after the colon. */
+static bool parse_gradient(problem_spec *s, int which, const char *rest) {
+  const problem_dtype *dtype = problem_dtype_named(rest);
+  if (dtype != NULL && which != PROBLEM_DLSE && which != PROBLEM_DSINKS) {
+    s->gradient_dtype[which] = dtype->code;
+    return true;
+  }
+  if (which < PROBLEM_DBIAS) {
+    return false;
+  }
+  int n = which - PROBLEM_DBIAS;
+  s->summed[n] = true;
+  return parse_axes(strcmp(rest, "full") == 0 ? "" : rest, s->summed_over[n]) &&
+         (which == PROBLEM_DBIAS || (!s->summed_over[n][2] && !s->summed_over[n][3]));
+}
+
+static bool parse_want(problem_spec *s, const char *letters) {
+  s->want = 0;
+  for (; *letters != 0; letters++) {
+    const char *at = strchr(want_letters, *letters);
+    if (at == NULL) {
+      return false;
+    }
+    s->want |= 1 << (at - want_letters);
+  }
+  return s->want != 0;
+}
+
 static bool parse_word(problem_spec *s, char *word) {
   const problem_dtype *dtype = problem_dtype_named(word);
   if (dtype != NULL) {
@@ -247,7 +300,8 @@ static bool parse_word(problem_spec *s, char *word) {
   const struct {
     const char *name;
     bool *flag;
-  } flags[] = {{"lengths", &s->lengths}, {"kvpos", &s->kvpos}, {"lse", &s->lse}};
+  } flags[] = {{"lengths", &s->lengths}, {"kvpos", &s->kvpos}, {"lse", &s->lse},
+               {"origin", &s->origin},   {"dlse", &s->dlse},   {"acc", &s->accumulate}};
   for (size_t f = 0; f < sizeof flags / sizeof flags[0]; f++) {
     if (strcmp(word, flags[f].name) == 0) {
       *flags[f].flag = true;
@@ -283,6 +337,9 @@ static bool parse_word(problem_spec *s, char *word) {
     s->ragged_kv = rest == NULL || strcmp(rest, "kv") == 0;
     return s->ragged_q || s->ragged_kv;
   }
+  if (rest != NULL && (n = find(gradient_names, PROBLEM_GRADIENT_TENSORS, word)) >= 0) {
+    return parse_gradient(s, n, rest);
+  }
   dtype = rest != NULL ? problem_dtype_named(rest) : NULL;
   if (dtype != NULL) {
     for (int t = 0; t < 4; t++) {
@@ -302,15 +359,7 @@ static bool parse_word(problem_spec *s, char *word) {
   }
   if ((n = find(bias_names, 4, word)) >= 0) {
     s->bias = n;
-    memset(s->bias_broadcast, 0, sizeof s->bias_broadcast);
-    for (; rest != NULL && *rest != 0; rest += 2) {
-      const char *axis = strchr(axis_names, *rest);
-      if (axis == NULL || rest[1] != '1') {
-        return false;
-      }
-      s->bias_broadcast[axis - axis_names] = true;
-    }
-    return true;
+    return parse_axes(rest != NULL ? rest : "", s->bias_broadcast);
   }
   if (rest != NULL) {
     if (strcmp(word, "scale") == 0) {
@@ -318,6 +367,12 @@ static bool parse_word(problem_spec *s, char *word) {
     }
     if (strcmp(word, "softcap") == 0) {
       return parse_double(rest, &s->softcap);
+    }
+    if (strcmp(word, "dropout") == 0) {
+      return parse_double(rest, &s->dropout);
+    }
+    if (strcmp(word, "want") == 0) {
+      return parse_want(s, rest);
     }
     if (strcmp(word, "seed") == 0) {
       char *end;
@@ -357,6 +412,14 @@ bool problem_valid(const problem_spec *s, char *error, size_t bytes) {
     if ((problem_tensor_dtype(s, t) == QKV_F64) != (s->dtype == QKV_F64)) {
       return complain(error, bytes, "problem text: %s: all of q, k, v, out are f64 or none", tensor_names[t]);
     }
+  }
+  for (int t = 0; t < PROBLEM_GRADIENT_TENSORS; t++) {
+    if (s->gradient_dtype[t] != 0 && (s->gradient_dtype[t] == QKV_F64) != (s->dtype == QKV_F64)) {
+      return complain(error, bytes, "problem text: %s: f64 is for f64 arithmetic, and nothing else is", gradient_names[t]);
+    }
+  }
+  if (!(s->dropout >= 0 && s->dropout <= 1)) {
+    return complain(error, bytes, "problem text: dropout %g is not in 0..1", s->dropout);
   }
   if (s->batch == 0 && ((s->ragged_q && s->seqlen_q != 0) || (s->ragged_kv && s->seqlen_kv != 0))) {
     return complain(error, bytes, "problem text: a ragged batch of 0 entries has no rows");
@@ -421,6 +484,43 @@ static void put_double(printer *to, const char *name, double x) {
   put(to, " %s:%s", name, text);
 }
 
+static void put_axes(printer *to, const char *name, const bool axes[4], const char *none) {
+  bool first = true;
+  put(to, " %s", name);
+  for (int axis = 0; axis < 4; axis++) {
+    if (axes[axis]) {
+      put(to, "%s%c1", first ? ":" : "", axis_names[axis]);
+      first = false;
+    }
+  }
+  put(to, "%s", first ? none : "");
+}
+
+static void put_gradients(printer *to, const problem_spec *s) {
+  if (s->dlse) {
+    put(to, " dlse");
+  }
+  if (s->want != 0) {
+    put(to, " want:");
+    for (int n = 0; want_letters[n] != 0; n++) {
+      put(to, s->want >> n & 1 ? "%c" : "", want_letters[n]);
+    }
+  }
+  for (int n = 0; n < 2; n++) {
+    if (s->summed[n]) {
+      put_axes(to, gradient_names[PROBLEM_DBIAS + n], s->summed_over[n], ":full");
+    }
+  }
+  if (s->accumulate) {
+    put(to, " acc");
+  }
+  for (int t = 0; t < PROBLEM_GRADIENT_TENSORS; t++) {
+    if (s->gradient_dtype[t] != 0) {
+      put(to, " %s:%s", gradient_names[t], problem_dtype_of(s->gradient_dtype[t])->name);
+    }
+  }
+}
+
 void problem_print(const problem_spec *s, char *text, size_t bytes) {
   printer to = {text, bytes, 0};
   const problem_dtype *dtype = problem_dtype_of(s->dtype);
@@ -450,14 +550,7 @@ void problem_print(const problem_spec *s, char *text, size_t bytes) {
     put_double(&to, "softcap", s->softcap);
   }
   if (s->bias != PROBLEM_NO_BIAS) {
-    put(&to, " %s", bias_names[s->bias]);
-    bool first = true;
-    for (int axis = 0; axis < 4; axis++) {
-      if (s->bias_broadcast[axis]) {
-        put(&to, "%s%c1", first ? ":" : "", axis_names[axis]);
-        first = false;
-      }
-    }
+    put_axes(&to, bias_names[s->bias], s->bias_broadcast, "");
   }
   if (s->alibi) {
     put(&to, s->alibi_batch ? " alibi:b" : " alibi");
@@ -496,6 +589,13 @@ void problem_print(const problem_spec *s, char *text, size_t bytes) {
   if (s->lse) {
     put(&to, " lse");
   }
+  if (s->dropout != 0) {
+    put_double(&to, "dropout", s->dropout);
+  }
+  if (s->origin) {
+    put(&to, " origin");
+  }
+  put_gradients(&to, s);
   put(&to, " seed:%" PRIu64, s->seed);
 }
 
@@ -539,6 +639,33 @@ static problem_mask random_mask(rng *r, const problem_spec *s) {
   default: break;
   }
   return m;
+}
+
+/* Dropout, and what concerns the backward pass. */
+static void random_rest(rng *r, problem_spec *s) {
+  static const double rates[] = {0.1, 0.1, 0.5, 0.25, 0.9, 1, 0x1p-40, 1 - 0x1p-20};
+  if (rng_chance(r, 25)) {
+    s->dropout = rates[rng_below(r, sizeof rates / sizeof rates[0])];
+  }
+  s->origin = rng_chance(r, s->dropout != 0 ? 50 : 5);
+  s->dlse = rng_chance(r, 35);
+  s->accumulate = rng_chance(r, 15);
+  if (rng_chance(r, 20)) {
+    s->want = (int)rng_range(r, 1, 31);
+  }
+  for (int n = 0; n < 2; n++) {
+    s->summed[n] = (n == 0 ? s->bias != PROBLEM_NO_BIAS : s->sinks) && rng_chance(r, 40);
+    for (int axis = 0; axis < (n == 0 ? 4 : 2) && s->summed[n]; axis++) {
+      s->summed_over[n][axis] = rng_chance(r, 40);
+    }
+  }
+  if (s->dtype != QKV_F64 && rng_chance(r, 20)) {
+    static const int32_t types[] = {QKV_F16, QKV_BF16, QKV_F32};
+    static const int tensors[] = {PROBLEM_DOUT, PROBLEM_DQ, PROBLEM_DK, PROBLEM_DV, PROBLEM_DBIAS};
+    for (int t = 0; t < 5; t++) {
+      s->gradient_dtype[tensors[t]] = rng_chance(r, 50) ? types[rng_below(r, 3)] : 0;
+    }
+  }
 }
 
 void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec) {
@@ -623,6 +750,7 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
       s.tensor_dtype[t] = type != s.dtype ? type : 0;
     }
   }
+  random_rest(r, &s);
   *spec = s;
 }
 
@@ -732,7 +860,12 @@ enum {
   STREAM_ARRAYS,
   STREAM_LAYOUT,
   STREAM_NAN,
-  STREAM_MASK
+  STREAM_MASK,
+  STREAM_DROPOUT,
+  STREAM_DOUT,
+  STREAM_DLSE,
+  STREAM_OLD,
+  STREAM_GRADIENTS = STREAM_OLD + PROBLEM_GRADIENT_TENSORS
 };
 
 /* A stride that must not be read: with any use of it an address leaves every buffer. */
@@ -747,10 +880,10 @@ static size_t dtype_size(int32_t dtype) {
   return d != NULL ? d->size : dtype == QKV_I32 ? 4 : 1;
 }
 
-/* Lays a tensor of shape `n` out in a new buffer. An axis with fixed[axis] has stride 0. */
-static bool lay(problem_case *c, int index, qkv_tensor *t, int32_t dtype, shape n, int layout, const bool fixed[4]) {
+/* Lays a tensor of shape `n` out in a new buffer, filled with bytes 0xff. An axis with fixed[axis] has stride 0. */
+static bool lay_in(problem_buffer *buffer, unsigned flags, uint64_t choice, qkv_tensor *t, int32_t dtype, shape n,
+                   int layout, const bool fixed[4]) {
   shape m = n;
-  uint64_t choice = rng_at(c->spec.seed, STREAM_LAYOUT, (uint64_t)index);
   bool zero[4] = {false, false, false, false};
   for (int axis = 0; axis < 4; axis++) {
     zero[axis] = fixed != NULL && fixed[axis];
@@ -776,11 +909,11 @@ static bool lay(problem_case *c, int index, qkv_tensor *t, int32_t dtype, shape 
     last += m.n[axis] > 0 ? (m.n[axis] - 1) * s[axis] : 0;
   }
   size_t size = dtype_size(dtype), bytes = empty ? 0 : (size_t)(last + 1) * size;
-  if (!problem_buffer_make(&c->buffer[index], bytes, c->flags)) {
+  if (!problem_buffer_make(buffer, bytes, flags)) {
     return false;
   }
-  memset(c->buffer[index].begin, 0xff, bytes);
-  *t = qkv_strided(c->buffer[index].begin, dtype, s[0], s[1], s[2], s[3]);
+  memset(buffer->begin, 0xff, bytes);
+  *t = qkv_strided(buffer->begin, dtype, s[0], s[1], s[2], s[3]);
   for (int axis = 0; axis < 4; axis++) {
     if (layout == PROBLEM_NEG) {
       t->stride[axis] = -t->stride[axis];
@@ -792,9 +925,14 @@ static bool lay(problem_case *c, int index, qkv_tensor *t, int32_t dtype, shape 
     }
   }
   if (layout == PROBLEM_NEG && !empty) {
-    t->data = c->buffer[index].begin + (size_t)last * size;
+    t->data = buffer->begin + (size_t)last * size;
   }
   return true;
+}
+
+static bool lay(problem_case *c, int index, qkv_tensor *t, int32_t dtype, shape n, int layout, const bool fixed[4]) {
+  uint64_t choice = rng_at(c->spec.seed, STREAM_LAYOUT, (uint64_t)index);
+  return lay_in(&c->buffer[index], c->flags, choice, t, dtype, n, layout, fixed);
 }
 
 static int64_t plain_offset(const qkv_tensor *t, const int64_t at[4]) {
@@ -951,10 +1089,11 @@ static bool build_arrays(problem_case *c) {
   return true;
 }
 
-static int64_t largest(const problem_case *c, int64_t (*extent)(const qkv_problem *, int64_t)) {
+/* Over the entries: of problem_rows or problem_keys. */
+static int64_t most_of(const qkv_problem *p, int64_t (*extent)(const qkv_problem *, int64_t)) {
   int64_t most = 0;
-  for (int64_t b = 0; b < c->spec.batch; b++) {
-    int64_t n = extent(&c->problem, b);
+  for (int64_t b = 0; b < p->batch; b++) {
+    int64_t n = extent(p, b);
     most = n > most ? n : most;
   }
   return most;
@@ -963,7 +1102,7 @@ static int64_t largest(const problem_case *c, int64_t (*extent)(const qkv_proble
 static bool build_mask(problem_case *c, int n) {
   const problem_spec *s = &c->spec;
   const problem_mask *m = &s->mask[n];
-  int64_t rows = largest(c, problem_rows), keys = largest(c, problem_keys);
+  int64_t rows = most_of(&c->problem, problem_rows), keys = most_of(&c->problem, problem_keys);
   int index = PROBLEM_BUFFER_MASK + 2 * n;
   uint64_t seed = rng_at(s->seed, STREAM_MASK, (uint64_t)n);
   qkv_mask *to = &c->mask[n];
@@ -1034,19 +1173,21 @@ static bool build_mask(problem_case *c, int n) {
 }
 
 /* Puts NaN and Inf into every element of a buffer that is not marked as used. */
-static void poison(problem_case *c, int index, const qkv_tensor *t, const unsigned char *used) {
+static void poison(const problem_buffer *b, uint64_t seed, const qkv_tensor *t, const unsigned char *used) {
   const problem_dtype *d = problem_dtype_of(t->dtype);
-  const problem_buffer *b = &c->buffer[index];
   for (size_t e = 0; e < b->bytes / d->size; e++) {
     if (!used[e]) {
-      d->store_nan(b->begin + e * d->size, rng_at(c->spec.seed, STREAM_NAN, e));
+      d->store_nan(b->begin + e * d->size, rng_at(seed, STREAM_NAN, e));
     }
   }
 }
 
-static void mark(const problem_case *c, int index, const qkv_tensor *t, int64_t offset, unsigned char *used) {
+static void mark_in(const problem_buffer *b, const qkv_tensor *t, int64_t offset, unsigned char *used) {
   int64_t size = (int64_t)dtype_size(t->dtype);
-  used[((const unsigned char *)t->data - c->buffer[index].begin) / size + offset] = 1;
+  used[((const unsigned char *)t->data - b->begin) / size + offset] = 1;
+}
+static void mark(const problem_case *c, int index, const qkv_tensor *t, int64_t offset, unsigned char *used) {
+  mark_in(&c->buffer[index], t, offset, used);
 }
 
 static bool poison_invisible(problem_case *c) {
@@ -1094,7 +1235,7 @@ static bool poison_invisible(problem_case *c) {
   }
   for (int n = 0; n < 4; n++) {
     if (tensor[n]->data != NULL) {
-      poison(c, buffers[n], tensor[n], used[n]);
+      poison(&c->buffer[buffers[n]], c->spec.seed, tensor[n], used[n]);
     }
   }
   done = true;
@@ -1120,6 +1261,20 @@ static void poison_visible(problem_case *c) {
   }
 }
 
+static void build_dropout(const problem_spec *s, qkv_problem *p) {
+  p->dropout = s->dropout;
+  if (s->dropout != 0) {
+    p->seed = rng_at(s->seed, STREAM_DROPOUT, 0);
+    p->offset = rng_at(s->seed, STREAM_DROPOUT, 1);
+  }
+  if (s->origin) {
+    uint64_t w = rng_at(s->seed, STREAM_DROPOUT, 2);
+    p->batch_origin = (int64_t)(w & 1 ? w >> 8 & 7 : w >> 32);
+    p->head_origin = (int64_t)(w >> 4 & 15);
+    p->heads_total = p->head_origin + s->num_heads + (int64_t)(w >> 2 & 3);
+  }
+}
+
 static bool build(problem_case *c) {
   const problem_spec *s = &c->spec;
   qkv_problem *p = &c->problem;
@@ -1135,6 +1290,7 @@ static bool build(problem_case *c) {
   p->head_dim_v = s->head_dim_v;
   p->softmax_scale = s->scale;
   p->softcap = s->softcap;
+  build_dropout(s, p);
   if (!build_arrays(c)) {
     return false;
   }
@@ -1155,7 +1311,7 @@ static bool build(problem_case *c) {
   fill(s, &p->k, STREAM_K, k);
   fill(s, &p->v, STREAM_V, v);
   if (s->bias != PROBLEM_NO_BIAS) {
-    shape n = {{s->batch, s->num_heads, largest(c, problem_rows), largest(c, problem_keys)}};
+    shape n = {{s->batch, s->num_heads, most_of(&c->problem, problem_rows), most_of(&c->problem, problem_keys)}};
     /* f64 and the 16-bit types take a bias in f32 too. */
     int32_t dtype = s->dtype != QKV_F32 && (s->seed & 4) == 0 ? QKV_F32 : s->dtype;
     if (!lay(c, PROBLEM_BUFFER_BIAS, &p->bias, dtype, n, s->layout, s->bias_broadcast)) {
@@ -1232,6 +1388,18 @@ void problem_clear_outputs(problem_case *c) {
   }
 }
 
+/* Whether the elements that are not marked still have their bytes 0xff. */
+static bool unused_intact(const problem_buffer *b, size_t size, const unsigned char *used) {
+  for (size_t e = 0; e < b->bytes / size; e++) {
+    for (size_t byte = 0; byte < size && !used[e]; byte++) {
+      if (b->begin[e * size + byte] != 0xff) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 bool problem_gaps_intact(const problem_case *c) {
   const qkv_problem *p = &c->problem;
   bool intact = true;
@@ -1251,13 +1419,259 @@ bool problem_gaps_intact(const problem_case *c) {
         }
       }
     }
-    size_t size = dtype_size(t->dtype);
-    for (size_t byte = 0; byte < b->bytes; byte++) {
-      intact = intact && (used[byte / size] || b->begin[byte] == 0xff);
-    }
+    intact = intact && unused_intact(b, dtype_size(t->dtype), used);
     free(used);
   }
   return intact;
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------- */
+
+const qkv_tensor *problem_gradient(const qkv_gradients *g, int which) {
+  const qkv_tensor *all[PROBLEM_GRADIENT_TENSORS] = {&g->dout, &g->dlse, &g->dq, &g->dk, &g->dv, &g->dbias, &g->dsinks};
+  return all[which];
+}
+
+const char *problem_gradient_name(int which) { return gradient_names[which]; }
+
+void problem_gradient_extents(const qkv_problem *p, const qkv_gradients *g, int which, int64_t extents[4]) {
+  const qkv_tensor *t = problem_gradient(g, which);
+  int64_t dv = p->head_dim_v > 0 ? p->head_dim_v : p->head_dim,
+          kv_heads = p->num_kv_heads > 0 ? p->num_kv_heads : p->num_heads;
+  extents[0] = p->batch;
+  extents[1] = which == PROBLEM_DK || which == PROBLEM_DV ? kv_heads : p->num_heads;
+  extents[2] = which == PROBLEM_DSINKS                      ? 1
+               : which == PROBLEM_DK || which == PROBLEM_DV ? most_of(p, problem_keys)
+                                                            : most_of(p, problem_rows);
+  switch (which) {
+  case PROBLEM_DOUT:
+  case PROBLEM_DV: extents[3] = dv; break;
+  case PROBLEM_DQ:
+  case PROBLEM_DK: extents[3] = p->head_dim; break;
+  case PROBLEM_DBIAS: extents[3] = most_of(p, problem_keys); break;
+  default: extents[3] = 1; break;
+  }
+  for (int axis = 0; axis < 4 && which >= PROBLEM_DBIAS; axis++) {
+    extents[axis] = t->stride[axis] == 0 && extents[axis] > 1 ? 1 : extents[axis];
+  }
+}
+
+bool problem_gradient_has(const qkv_problem *p, const qkv_gradients *g, int which, const int64_t at[4]) {
+  const qkv_tensor *t = problem_gradient(g, which);
+  if (which == PROBLEM_DSINKS || (which == PROBLEM_DBIAS && t->stride[0] == 0)) {
+    return true; /* of dbias: some entry has it */
+  }
+  if (which == PROBLEM_DBIAS) {
+    return at[2] < problem_rows(p, at[0]) && at[3] < problem_keys(p, at[0]);
+  }
+  return at[2] < (which == PROBLEM_DK || which == PROBLEM_DV ? problem_keys(p, at[0]) : problem_rows(p, at[0]));
+}
+
+int64_t problem_gradient_offset(const qkv_problem *p, const qkv_gradients *g, int which, const int64_t at[4]) {
+  const char side = which >= PROBLEM_DBIAS ? 'b' : which == PROBLEM_DK || which == PROBLEM_DV ? 'k' : 'q';
+  return problem_offset(p, problem_gradient(g, which), side, at[0], at[1], at[2], at[3]);
+}
+
+/* Whether qkv_backward writes it, and whether it adds to what is there. */
+static bool is_wanted(const problem_spec *s, int which) {
+  int bit = 1 << (which - PROBLEM_DQ);
+  bool there = which == PROBLEM_DBIAS ? s->bias != PROBLEM_NO_BIAS : which != PROBLEM_DSINKS || s->sinks;
+  return there && (s->want == 0 || (s->want & bit) != 0);
+}
+
+void problem_gradients_clear(problem_gradients *g) {
+  const problem_case *c = g->of;
+  for (int which = PROBLEM_DQ; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    const qkv_tensor *t = problem_gradient(&g->g, which);
+    if (t->data == NULL || g->buffer[which].bytes == 0) {
+      continue;
+    }
+    memset(g->buffer[which].begin, 0xff, g->buffer[which].bytes);
+    if ((g->g.accumulate >> (which - PROBLEM_DQ) & 1) == 0) {
+      continue;
+    }
+    int64_t n[4], at[4];
+    uint64_t index = 0;
+    problem_gradient_extents(&c->problem, &g->g, which, n);
+    for (at[0] = 0; at[0] < n[0]; at[0]++) {
+      for (at[1] = 0; at[1] < n[1]; at[1]++) {
+        for (at[2] = 0; at[2] < n[2]; at[2]++) {
+          for (at[3] = 0; at[3] < n[3]; at[3]++) {
+            if (problem_gradient_has(&c->problem, &g->g, which, at)) {
+              problem_store(t, problem_gradient_offset(&c->problem, &g->g, which, at),
+                            rng_normal_at(c->spec.seed, (uint64_t)(STREAM_OLD + which), index));
+            }
+            index++;
+          }
+        }
+      }
+    }
+  }
+}
+
+bool problem_gradients_gaps_intact(const problem_gradients *g) {
+  const problem_case *c = g->of;
+  bool intact = true;
+  for (int which = PROBLEM_DQ; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    const qkv_tensor *t = problem_gradient(&g->g, which);
+    const problem_buffer *b = &g->buffer[which];
+    unsigned char *used = t->data != NULL ? calloc(b->bytes + 1, 1) : NULL;
+    if (used == NULL) {
+      continue;
+    }
+    int64_t n[4], at[4];
+    problem_gradient_extents(&c->problem, &g->g, which, n);
+    for (at[0] = 0; at[0] < n[0]; at[0]++) {
+      for (at[1] = 0; at[1] < n[1]; at[1]++) {
+        for (at[2] = 0; at[2] < n[2]; at[2]++) {
+          at[3] = 0;
+          /* Rows and keys of dbias that only longer entries have are elements of the tensor too. */
+          if (n[3] == 0 || (which != PROBLEM_DBIAS && !problem_gradient_has(&c->problem, &g->g, which, at))) {
+            continue;
+          }
+          const int64_t first = problem_gradient_offset(&c->problem, &g->g, which, at), step = n[3] > 1 ? t->stride[3] : 0;
+          for (int64_t x = 0; x < n[3]; x++) {
+            mark_in(b, t, first + x * step, used);
+          }
+        }
+      }
+    }
+    intact = intact && unused_intact(b, dtype_size(t->dtype), used);
+    free(used);
+  }
+  return intact;
+}
+
+static void fill_incoming(const problem_spec *s, const qkv_tensor *t, uint64_t stream, shape n) {
+  const problem_dtype *d = problem_dtype_of(t->dtype);
+  uint64_t index = 0;
+  int64_t at[4];
+  for (at[0] = 0; at[0] < n.n[0]; at[0]++) {
+    for (at[1] = 0; at[1] < n.n[1]; at[1]++) {
+      for (at[2] = 0; at[2] < n.n[2]; at[2]++) {
+        uint64_t row = rng_at(s->seed, stream + 100, (uint64_t)((at[0] * n.n[1] + at[1]) * n.n[2] + at[2]));
+        int power = s->data == PROBLEM_BIG ? (int)(row % 6) : s->data == PROBLEM_TINY && (s->seed & 1) ? d->tiny_v : 0;
+        for (at[3] = 0; at[3] < n.n[3]; at[3]++) {
+          d->store((char *)t->data + plain_offset(t, at) * (int64_t)d->size,
+                   ldexp(rng_normal_at(s->seed, stream, index++), power));
+        }
+      }
+    }
+  }
+}
+
+/* NaN in dout and dlse of rows that do not exist, or that see nothing; with sinks these matter to dsinks. Or in a slot
+ * anywhere. */
+static bool poison_incoming(problem_gradients *g) {
+  const problem_case *c = g->of;
+  const qkv_problem *p = &c->problem;
+  for (int which = PROBLEM_DOUT; which <= PROBLEM_DLSE; which++) {
+    const qkv_tensor *t = problem_gradient(&g->g, which);
+    const problem_buffer *b = &g->buffer[which];
+    if (t->data == NULL || b->bytes == 0) {
+      continue;
+    }
+    if (c->spec.nan == PROBLEM_VISIBLE_NAN) {
+      rng r = {c->spec.seed, STREAM_GRADIENTS, (uint64_t)which};
+      const problem_dtype *d = problem_dtype_of(t->dtype);
+      if (rng_chance(&r, 40)) {
+        int64_t e = rng_below(&r, (int64_t)(b->bytes / d->size));
+        d->store_nan(b->begin + (size_t)e * d->size, rng_next(&r));
+      }
+      continue;
+    }
+    unsigned char *used = calloc(b->bytes + 1, 1);
+    if (used == NULL) {
+      return false;
+    }
+    int64_t n[4], at[4];
+    problem_gradient_extents(p, &g->g, which, n);
+    for (at[0] = 0; at[0] < n[0]; at[0]++) {
+      int64_t rows = p->q_length != NULL ? p->q_length[at[0]] : problem_rows(p, at[0]);
+      for (at[1] = 0; at[1] < n[1]; at[1]++) {
+        for (at[2] = 0; at[2] < rows; at[2]++) {
+          bool counts = p->sinks.data != NULL;
+          for (int64_t j = 0; j < problem_keys(p, at[0]) && !counts; j++) {
+            counts = oracle_sees(p, at[0], at[1], at[2], j);
+          }
+          for (at[3] = 0; at[3] < n[3] && counts; at[3]++) {
+            mark_in(b, t, problem_gradient_offset(p, &g->g, which, at), used);
+          }
+        }
+      }
+    }
+    poison(b, c->spec.seed, t, used);
+    free(used);
+  }
+  return true;
+}
+
+static bool build_gradients(problem_gradients *g, unsigned flags) {
+  const problem_case *c = g->of;
+  const problem_spec *s = &c->spec;
+  const qkv_problem *p = &c->problem;
+  g->g = qkv_gradients_default();
+  int64_t bq = s->ragged_q ? 1 : s->batch, bk = s->ragged_kv ? 1 : s->batch;
+  const shape shapes[PROBLEM_GRADIENT_TENSORS] = {
+      {{bq, s->num_heads, s->seqlen_q, s->head_dim_v}},
+      {{bq, s->num_heads, s->seqlen_q, 1}},
+      {{bq, s->num_heads, s->seqlen_q, s->head_dim}},
+      {{bk, s->num_kv_heads, s->seqlen_kv, s->head_dim}},
+      {{bk, s->num_kv_heads, s->seqlen_kv, s->head_dim_v}},
+      {{s->batch, s->num_heads, most_of(&c->problem, problem_rows), most_of(&c->problem, problem_keys)}},
+      {{s->batch, s->num_heads, 1, 1}}};
+  qkv_tensor *tensors[PROBLEM_GRADIENT_TENSORS] = {&g->g.dout, &g->g.dlse,  &g->g.dq,    &g->g.dk,
+                                                   &g->g.dv,   &g->g.dbias, &g->g.dsinks};
+  for (int which = 0; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    bool input = which <= PROBLEM_DLSE;
+    if (input ? which == PROBLEM_DLSE && !s->dlse : !is_wanted(s, which)) {
+      continue;
+    }
+    /* 0 and negative strides are for inputs. */
+    int layout = input || s->layout <= PROBLEM_ODD ? s->layout : s->layout == PROBLEM_NEG ? PROBLEM_BSHD : PROBLEM_BHSD;
+    bool fixed[4] = {false, false, false, false};
+    if (which == PROBLEM_DBIAS) {
+      memcpy(fixed, s->summed[0] ? s->summed_over[0] : s->bias_broadcast, sizeof fixed);
+    } else if (which == PROBLEM_DSINKS) {
+      fixed[0] = s->summed[1] ? s->summed_over[1][0] : !s->sinks_batch;
+      fixed[1] = s->summed[1] && s->summed_over[1][1];
+      layout = PROBLEM_BHSD;
+    }
+    qkv_tensor *t = tensors[which];
+    uint64_t choice = rng_at(s->seed, STREAM_LAYOUT, (uint64_t)(PROBLEM_BUFFERS + which));
+    if (!lay_in(&g->buffer[which], flags, choice, t, problem_gradient_dtype(s, which), shapes[which], layout, fixed)) {
+      return false;
+    }
+    if (input) {
+      fill_incoming(s, t, which == PROBLEM_DOUT ? STREAM_DOUT : STREAM_DLSE, shapes[which]);
+    } else if (s->accumulate && (rng_at(s->seed, STREAM_GRADIENTS, 100) >> which & 1)) {
+      g->g.accumulate |= 1 << (which - PROBLEM_DQ);
+    }
+    bool ragged = which >= PROBLEM_DBIAS ? false : which == PROBLEM_DK || which == PROBLEM_DV ? s->ragged_kv : s->ragged_q;
+    if (ragged) {
+      t->stride[0] = UNUSED_STRIDE;
+    }
+  }
+  g->g.dlse.stride[3] = 0;
+  problem_gradients_clear(g);
+  return p->batch == 0 || s->nan == PROBLEM_NO_NAN || poison_incoming(g);
+}
+
+bool problem_gradients_build(problem_gradients *g, const problem_case *c, unsigned flags) {
+  memset(g, 0, sizeof *g);
+  g->of = c;
+  if (!build_gradients(g, flags)) {
+    problem_gradients_free(g);
+    return false;
+  }
+  return true;
+}
+
+void problem_gradients_free(problem_gradients *g) {
+  for (int which = 0; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    problem_buffer_free(&g->buffer[which]);
+  }
+  memset(g, 0, sizeof *g);
 }
 
 /* ---- One entry alone ----------------------------------------------------------------------------------------------- */
@@ -1278,6 +1692,9 @@ void problem_view_entry(problem_view *view, const qkv_problem *p, int64_t b, int
   v->batch = 1;
   v->num_kv_heads = kv_head_end - kv_head_begin;
   v->num_heads = v->num_kv_heads * group;
+  v->batch_origin += b;
+  v->head_origin += head;
+  v->heads_total = p->heads_total > 0 ? p->heads_total : p->num_heads;
   v->seqlen_q = problem_rows(p, b);
   v->seqlen_kv = problem_keys(p, b);
   v->head_dim_v = p->head_dim_v > 0 ? p->head_dim_v : p->head_dim;
@@ -1314,4 +1731,25 @@ void problem_view_entry(problem_view *view, const qkv_problem *p, int64_t b, int
     }
   }
   v->mask = p->mask_count > 0 ? view->mask : NULL;
+}
+
+void problem_view_gradients(qkv_gradients *view, const qkv_problem *p, const qkv_gradients *g, int64_t b,
+                            int64_t kv_head_begin, int64_t kv_head_end) {
+  int64_t kv_heads = p->num_kv_heads > 0 ? p->num_kv_heads : p->num_heads;
+  int64_t group = kv_heads > 0 ? p->num_heads / kv_heads : 1, head = kv_head_begin * group;
+  bool whole_batch = p->batch == 1, all_heads = kv_head_end - kv_head_begin == kv_heads;
+  *view = *g;
+  qkv_tensor *tensors[PROBLEM_GRADIENT_TENSORS] = {&view->dout, &view->dlse,  &view->dq,    &view->dk,
+                                                   &view->dv,   &view->dbias, &view->dsinks};
+  for (int which = 0; which < PROBLEM_GRADIENT_TENSORS; which++) {
+    bool kv = which == PROBLEM_DK || which == PROBLEM_DV;
+    qkv_tensor *t = tensors[which];
+    if (which < PROBLEM_DBIAS) {
+      advance(t, problem_offset(p, t, kv ? 'k' : 'q', b, kv ? kv_head_begin : head, 0, 0));
+    } else if ((t->stride[0] == 0 && !whole_batch) || (t->stride[1] == 0 && !all_heads)) {
+      *t = qkv_strided(NULL, 0, 0, 0, 0, 0);
+    } else {
+      advance(t, step(b, t->stride[0]) + step(head, t->stride[1]));
+    }
+  }
 }

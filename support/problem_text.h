@@ -24,6 +24,13 @@
  *   plain | big | tiny | ones    data: bell-shaped; scores up to 1e5 and v up to 1e27; subnormal; v = 1
  *   nan | visnan                 NaN and Inf in every slot that no row sees or uses | in a few slots anywhere
  *   lse                          asks for the log-sum-exp
+ *   dropout:P                    with a seed and an offset of its own
+ *   origin                       the problem is a part of a larger one: random batch_origin, head_origin, heads_total
+ *   dlse                         the log-sum-exp has a gradient coming in; this and what follows is for the backward pass
+ *   want:LIST                    which gradients: letters of q k v b (bias) s (sinks); all that there are
+ *   dbias:AXES dsinks:AXES       axes that the gradient is summed over, or `full`; those of bias and sinks
+ *   acc                          some of the gradients are added to random numbers
+ *   dout:TYPE dq:TYPE dk:TYPE dv:TYPE dbias:TYPE    element types other than those of out, q, k, v and bias
  *   seed:S                       every random number above is a function of S
  */
 #ifndef QKV_SUPPORT_PROBLEM_TEXT_H
@@ -71,6 +78,18 @@ enum {
   PROBLEM_MASKS
 };
 
+/* The tensors of qkv_gradients, and an index into what is kept for each. */
+enum {
+  PROBLEM_DOUT,
+  PROBLEM_DLSE,
+  PROBLEM_DQ,
+  PROBLEM_DK,
+  PROBLEM_DV,
+  PROBLEM_DBIAS,
+  PROBLEM_DSINKS,
+  PROBLEM_GRADIENT_TENSORS
+};
+
 typedef struct problem_mask {
   int kind;
   bool join; /* with the term before */
@@ -88,6 +107,12 @@ typedef struct problem_spec {
   int layout, data, nan;
   int mask_count;
   problem_mask mask[PROBLEM_MAX_MASKS];
+  double dropout;
+  bool origin;
+  bool dlse, accumulate;
+  int want;                                         /* set of QKV_D...; 0: all */
+  bool summed[2], summed_over[2][4];                /* dbias, dsinks: whether, and over which axes, the text says it */
+  int32_t gradient_dtype[PROBLEM_GRADIENT_TENSORS]; /* 0: that of the tensor it belongs to */
   uint64_t seed;
 } problem_spec;
 
@@ -103,6 +128,8 @@ bool problem_valid(const problem_spec *spec, char *error, size_t bytes);
 void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec);
 /* Of q (0), k, v and out (3). */
 int32_t problem_tensor_dtype(const problem_spec *spec, int tensor);
+/* Of one of PROBLEM_DOUT ... PROBLEM_DSINKS. */
+int32_t problem_gradient_dtype(const problem_spec *spec, int which);
 /* QKV_F32 or QKV_F64. */
 int32_t problem_arithmetic(const problem_spec *spec);
 /* Multiply-adds, without any mask. */
@@ -162,6 +189,19 @@ void problem_clear_outputs(problem_case *c);
 /* Whether the bytes of out and lse between their elements are still 0xff. */
 bool problem_gaps_intact(const problem_case *c);
 
+/* The gradients of a case with their memory: dout and dlse filled from the seed, dq, dk, dv, dbias and dsinks with bytes
+ * 0xff, or with random numbers where they accumulate. Flags as for problem_build. The problem needs its lse. */
+typedef struct problem_gradients {
+  qkv_gradients g;
+  const problem_case *of;
+  problem_buffer buffer[PROBLEM_GRADIENT_TENSORS];
+} problem_gradients;
+bool problem_gradients_build(problem_gradients *g, const problem_case *c, unsigned flags);
+void problem_gradients_free(problem_gradients *g);
+/* Fills the outputs as at first. */
+void problem_gradients_clear(problem_gradients *g);
+bool problem_gradients_gaps_intact(const problem_gradients *g);
+
 /* Memory with guard pages by the same flags; NULL begin when there is none. */
 bool problem_buffer_make(problem_buffer *b, size_t bytes, unsigned flags);
 void problem_buffer_free(problem_buffer *b);
@@ -177,6 +217,15 @@ int64_t problem_offset(const qkv_problem *p, const qkv_tensor *t, char side, int
 double problem_load(const qkv_tensor *t, int64_t offset);
 void problem_store(const qkv_tensor *t, int64_t offset, double value);
 
+/* A tensor of the gradients: PROBLEM_DOUT ... PROBLEM_DSINKS. */
+const qkv_tensor *problem_gradient(const qkv_gradients *g, int which);
+const char *problem_gradient_name(int which);
+/* Its extents: rows and keys are the most of an entry, and of dbias and dsinks the axes that are summed over count 1. */
+void problem_gradient_extents(const qkv_problem *p, const qkv_gradients *g, int which, int64_t extents[4]);
+/* Whether entry at[0] has the row (or key, for dk and dv) of the index: a ragged batch has entries of different lengths. */
+bool problem_gradient_has(const qkv_problem *p, const qkv_gradients *g, int which, const int64_t at[4]);
+int64_t problem_gradient_offset(const qkv_problem *p, const qkv_gradients *g, int which, const int64_t at[4]);
+
 /* One entry, or one group of heads of it, as a problem of its own that shares all memory with `p`. */
 typedef struct problem_view {
   qkv_problem problem;
@@ -187,5 +236,8 @@ typedef struct problem_view {
 /* Entry b and key-value heads kv_head_begin <= kv_head < kv_head_end. Not to be moved. Terms with a callback other than that
  * of `tile` see batch 0. */
 void problem_view_entry(problem_view *view, const qkv_problem *p, int64_t b, int64_t kv_head_begin, int64_t kv_head_end);
+/* The same part of the gradients. dbias and dsinks are left out where they are summed over entries or heads outside. */
+void problem_view_gradients(qkv_gradients *view, const qkv_problem *p, const qkv_gradients *g, int64_t b,
+                            int64_t kv_head_begin, int64_t kv_head_end);
 
 #endif

@@ -1,5 +1,5 @@
-/* Everything that must hold for one problem text: the result against the oracle, and the same bits on every instruction set,
- * with any executor, thread count and forced path, and for each batch entry and key-value head alone. */
+/* Everything that must hold for one problem text: result and gradients against the oracle, and the same bits on every
+ * instruction set, with any executor, thread count and forced path, and for each batch entry and key-value head alone. */
 #ifndef QKV_SUPPORT_PROVE_H
 #define QKV_SUPPORT_PROVE_H
 
@@ -23,7 +23,10 @@ enum {
   PROVE_SPLIT = 8,     /* entries and heads alone */
   PROVE_ORACLE = 16,
   PROVE_GUARDS = 32, /* guard pages around all memory */
-  PROVE_ALL = 63
+  PROVE_WAYS = 63,   /* these; and of which call: */
+  PROVE_FORWARD = 64,
+  PROVE_BACKWARD = 128, /* the gradients, of what the scalar reference gives as out and lse */
+  PROVE_ALL = 255
 };
 
 typedef struct prove_options {
@@ -34,7 +37,7 @@ typedef struct prove_options {
 typedef struct prove_report {
   bool passed;
   double worst;   /* error / bound of the reference */
-  int64_t runs;   /* calls of qkv_forward */
+  int64_t runs;   /* calls of qkv_forward and qkv_backward */
   char text[512]; /* what failed first */
 } prove_report;
 

@@ -4,7 +4,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 EXPORT void qkv_peer_context(qkv_context *context, int threads);
-EXPORT void qkv_peer_sizes(size_t sizes[4]);
+EXPORT void qkv_peer_sizes(size_t sizes[5]);
 
 void qkv_peer_context(qkv_context *context, int threads) {
   *context = qkv_context_default();
@@ -12,9 +12,10 @@ void qkv_peer_context(qkv_context *context, int threads) {
 }
 
 /* What the structs of qkv_ctypes.py are compared with. */
-void qkv_peer_sizes(size_t sizes[4]) {
+void qkv_peer_sizes(size_t sizes[5]) {
   sizes[0] = sizeof(qkv_tensor);
   sizes[1] = sizeof(qkv_mask);
   sizes[2] = sizeof(qkv_problem);
   sizes[3] = sizeof(qkv_context);
+  sizes[4] = sizeof(qkv_gradients);
 }

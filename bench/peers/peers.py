@@ -1,9 +1,11 @@
 """The contestants. Each class runs one cell at a time:
 
     version()          what is being measured
-    open(cell, q, k, v)  prepares a call on arrays (head, seqlen, dim) of float32, float16, or uint16 that holds bfloat16
+    open(cell, q, k, v, dout)  prepares a call on arrays (head, seqlen, dim) of float32, float16, or uint16 that holds
+                       bfloat16; dout, the gradient of the result, is given for a backward pass: then the forward pass is
+                       part of open, and the call computes the gradients alone
     call()             the call that is timed
-    output()           what the last call computed, (head, seqlen, dim), as float32
+    outputs()          what the last call computed, arrays (head, seqlen, dim) of float32: the result, or dq, dk and dv
     close()
 
 A peer that cannot do a cell raises Unsupported with the reason, one that is not installed Missing from its constructor.
@@ -50,6 +52,7 @@ def fresh(size):
 
 
 class Peer:
+    directions = ("fwd",)
     keep = ()  # attributes that the constructor made
     output_bytes = 0
     beside_bytes = 0
@@ -57,6 +60,9 @@ class Peer:
 
     def __init__(self, options):
         self.options = options
+
+    def outputs(self):
+        return [self.output()]
 
     def close(self):
         """Forgets the cell; what the constructor made stays."""
@@ -68,6 +74,7 @@ class Peer:
 
 class Qkv(Peer):
     algorithm, arithmetic = 0, 0
+    directions = ("fwd", "bwd")
     keep = ("qkv", "executor")
 
     def __init__(self, options):
@@ -75,16 +82,17 @@ class Qkv(Peer):
         super().__init__(options)
         self.qkv = qkv_ctypes.Library(options["qkv"])
         self.executor = C.CDLL(options["executor"])
-        sizes = (C.c_size_t * 4)()
+        sizes = (C.c_size_t * 5)()
         self.executor.qkv_peer_sizes(sizes)
-        mine = [C.sizeof(t) for t in (qkv_ctypes.Tensor, qkv_ctypes.Mask, qkv_ctypes.Problem, qkv_ctypes.Context)]
+        mine = [C.sizeof(t) for t in (qkv_ctypes.Tensor, qkv_ctypes.Mask, qkv_ctypes.Problem, qkv_ctypes.Context,
+                                      qkv_ctypes.Gradients)]
         if list(sizes) != mine:
             raise Missing(f"qkv: qkv_ctypes.py does not fit the header: {mine} bytes, not {list(sizes)}")
 
     def version(self):
         return f"qkv {self.qkv.version}"
 
-    def open(self, cell, q, k, v):
+    def open(self, cell, q, k, v, dout=None):
         import qkv_ctypes as X
         dtype = {"f32": X.F32, "bf16": X.BF16, "f16": X.F16}[cell["dtype"]]
         if self.arithmetic == X.FAST and dtype != X.BF16:
@@ -106,15 +114,31 @@ class Qkv(Peer):
             if not facts["arithmetic"].startswith("fast"):
                 raise Unsupported("this CPU has no bf16 dot instructions: the same as qkv")
             self.note = facts["isa"]
-        self.arrays = q, k, v
+        self.arrays = q, k, v, dout
+        self.gradients = None
+        if dout is not None:
+            self.lse = aligned(q.shape[:2], np.float32)
+            p.lse = X.bhs(self.lse, X.F32)
         self.size = self.qkv.scratch(self.context, p)
         self.memory, self.scratch = fresh(self.size)
+        if dout is not None:
+            self.call()
+            self.made = [aligned(a.shape, a.dtype) for a in (q, k, v)]
+            self.gradients = g = X.Gradients(size=C.sizeof(X.Gradients))
+            for array in self.made:
+                array[:] = 0
+            g.dout, g.dq, g.dk, g.dv = (X.bhsd(a, dtype) for a in (dout, *self.made))
+            self.size = self.qkv.backward_scratch(self.context, p, g)
+            self.memory, self.scratch = fresh(self.size)
 
     def call(self):
-        self.qkv.forward(self.context, self.problem, self.scratch, self.size)
+        if self.gradients is None:
+            self.qkv.forward(self.context, self.problem, self.scratch, self.size)
+        else:
+            self.qkv.backward(self.context, self.problem, self.gradients, self.scratch, self.size)
 
-    def output(self):
-        return widen(self.out)
+    def outputs(self):
+        return [widen(a) for a in ([self.out] if self.gradients is None else self.made)]
 
 
 class QkvFast(Qkv):
@@ -122,6 +146,7 @@ class QkvFast(Qkv):
 
 
 class QkvStandard(Qkv):
+    directions = ("fwd",)  # the backward pass is that of flash
     algorithm = 1
 
 
@@ -156,19 +181,39 @@ class Torch(Peer):
 
 
 class TorchFlash(Torch):
+    """Its backward pass is timed as autograd runs it, on the graph of one forward pass."""
+    directions = ("fwd", "bwd")
     backend = "FLASH_ATTENTION"
 
-    def open(self, cell, q, k, v):
+    def open(self, cell, q, k, v, dout=None):
         from torch.nn.attention import SDPBackend, sdpa_kernel
         self.backends = getattr(SDPBackend, self.backend)
         self.kernel = sdpa_kernel
         self.q, self.k, self.v = self.tensors(cell, (q, k, v))
         self.options_of_call = {"is_causal": cell["causal"], "enable_gqa": q.shape[0] != k.shape[0]}
+        self.dout = None
+        if dout is not None:
+            self.dout, = self.tensors(cell, (dout,))
+            self.output_bytes = q.nbytes + k.nbytes + v.nbytes
+            for t in (self.q, self.k, self.v):
+                t.requires_grad_()
+            self.out = self.attention()
+
+    def attention(self):
+        with self.kernel(self.backends):
+            return self.torch.nn.functional.scaled_dot_product_attention(self.q, self.k, self.v, **self.options_of_call)
 
     def call(self):
+        if self.dout is not None:
+            self.made = None
+            self.made = self.torch.autograd.grad(self.out, (self.q, self.k, self.v), self.dout, retain_graph=True)
+            return
         self.out = None
-        with self.torch.inference_mode(), self.kernel(self.backends):
-            self.out = self.torch.nn.functional.scaled_dot_product_attention(self.q, self.k, self.v, **self.options_of_call)
+        with self.torch.inference_mode():
+            self.out = self.attention()
+
+    def outputs(self):
+        return [t[0].to(self.torch.float32).numpy() for t in ([self.out] if self.dout is None else self.made)]
 
 
 class TorchMath(TorchFlash):

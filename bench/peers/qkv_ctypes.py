@@ -25,7 +25,14 @@ class Problem(C.Structure):
                  ("mask_count", C.c_int64)] +
                 [(name, Tensor) for name in ("bias", "alibi_slopes", "sinks")] +
                 [(name, C.POINTER(C.c_int32)) for name in ("q_length", "kv_begin", "kv_length", "q_position", "kv_position",
-                                                           "cu_seqlens_q", "cu_seqlens_kv")])
+                                                           "cu_seqlens_q", "cu_seqlens_kv")] +
+                [("dropout", C.c_double)] + [(name, C.c_uint64) for name in ("seed", "offset")] +
+                [(name, C.c_int64) for name in ("batch_origin", "head_origin", "heads_total")])
+
+
+class Gradients(C.Structure):
+    _fields_ = ([("size", C.c_uint32), ("accumulate", C.c_int32)] +
+                [(name, Tensor) for name in ("dout", "dlse", "dq", "dk", "dv", "dbias", "dsinks")])
 
 
 class Context(C.Structure):
@@ -40,23 +47,35 @@ def bhsd(array, dtype):
     return Tensor(array.ctypes.data, (C.c_int64 * 4)(heads * seqlen * dim, seqlen * dim, dim, 1), dtype, 0)
 
 
+def bhs(array, dtype):
+    """Contiguous (head, seqlen): the log-sum-exp."""
+    heads, seqlen = array.shape
+    return Tensor(array.ctypes.data, (C.c_int64 * 4)(heads * seqlen, seqlen, 1, 0), dtype, 0)
+
+
 class Library:
     def __init__(self, path):
         self.lib = lib = C.CDLL(path)
-        context, problem = C.POINTER(Context), C.POINTER(Problem)
+        context, problem, gradients = C.POINTER(Context), C.POINTER(Problem), C.POINTER(Gradients)
         lib.qkv_status_text.restype = C.c_char_p
         lib.qkv_status_text.argtypes = [C.c_int32]
         lib.qkv_check.argtypes = [problem, C.c_char_p, C.c_size_t]
         lib.qkv_scratch.argtypes = [context, problem, C.POINTER(C.c_size_t)]
         lib.qkv_forward.argtypes = [context, problem, C.c_void_p, C.c_size_t]
+        lib.qkv_backward_check.argtypes = [problem, gradients, C.c_char_p, C.c_size_t]
+        lib.qkv_backward_scratch.argtypes = [context, problem, gradients, C.POINTER(C.c_size_t)]
+        lib.qkv_backward.argtypes = [context, problem, gradients, C.c_void_p, C.c_size_t]
         lib.qkv_describe.argtypes = [context, problem, C.c_char_p, C.c_size_t]
         version = lib.qkv_version()
         self.version = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
-    def require(self, status, problem):
+    def require(self, status, problem, gradients=None):
         if status != 0:
             text = C.create_string_buffer(512)
-            self.lib.qkv_check(problem, text, len(text))
+            if gradients is None:
+                self.lib.qkv_check(problem, text, len(text))
+            else:
+                self.lib.qkv_backward_check(problem, gradients, text, len(text))
             raise RuntimeError(f"{self.lib.qkv_status_text(status).decode()}: {text.value.decode()}")
 
     def scratch(self, context, problem):
@@ -68,6 +87,16 @@ class Library:
         status = self.lib.qkv_forward(context, problem, scratch, size)
         if status != 0:
             self.require(status, problem)
+
+    def backward_scratch(self, context, problem, gradients):
+        size = C.c_size_t()
+        self.require(self.lib.qkv_backward_scratch(context, problem, gradients, size), problem, gradients)
+        return size.value
+
+    def backward(self, context, problem, gradients, scratch, size):
+        status = self.lib.qkv_backward(context, problem, gradients, scratch, size)
+        if status != 0:
+            self.require(status, problem, gradients)
 
     def describe(self, context, problem):
         text = C.create_string_buffer(4096)

@@ -2,6 +2,7 @@
 """The race of qkv against other attention on the CPU: see ./run bench --peers --help."""
 import argparse
 import datetime
+import itertools
 import json
 import math
 import os
@@ -25,10 +26,13 @@ PEERS = ("qkv", "qkv-fast", "qkv-standard", "torch-flash", "torch-math", "torch-
 USUAL = ("qkv", "qkv-fast", "qkv-standard", "torch-flash", "torch-math", "onnxruntime", "ggml")
 STANDARD = ("qkv-standard", "torch-math", "numpy")  # the textbook: these hold all scores at a time
 HOLDS_SCORES = (*STANDARD, "onnxruntime")
+BACKWARD = ("qkv", "qkv-fast", "torch-flash", "torch-math")  # these have a backward pass
+DIRECTIONS = ("fwd", "bwd")
 DTYPES = ("f32", "bf16", "f16")
 
-# A result is wrong if an element is off by more than this times sum_j p_j |v_j|. Rounding the weights and the result to the
-# storage type costs a peer up to 2^-8 in bf16 and 2^-11 in f16; f32 has room for a fast exp.
+# A result is wrong if an element is off by more than this times sum_j p_j |v_j|, or for a gradient the like: the sum of what
+# is added up in it, each as large as it can be. Rounding the weights and the result to the storage type costs a peer up to
+# 2^-8 in bf16 and 2^-11 in f16; f32 has room for a fast exp.
 TOLERANCE = {"f32": 2.0 ** -15, "bf16": 2.0 ** -6, "f16": 2.0 ** -8}
 
 
@@ -102,9 +106,13 @@ def parse(argv):
                "Examples\n"
                "  ./run bench --peers --quick\n"
                "  ./run bench --peers --dtype bf16 --seqlen 4096 --threads 1,2 --also torch-flex\n"
+               "  ./run bench --peers --direction bwd\n"
                "  ./run bench --peers --budget 1800 --save")
     p.add_argument("--quick", action="store_true", help="a small grid in about a minute: lengths 512 and 2048, one thread")
     grid = p.add_argument_group("the grid; a LIST is separated by commas")
+    grid.add_argument("--direction", metavar="LIST", type=words(DIRECTIONS), default=("fwd",),
+                      help="fwd, bwd: the forward pass, the backward pass alone (default fwd). The backward pass has "
+                           "columns of qkv and PyTorch, and by default f32 and bf16, lengths 1024 to 4096, heads 8/8")
     grid.add_argument("--dtype", metavar="LIST", type=words(DTYPES), help="f32, bf16, f16 (default all)")
     grid.add_argument("--head-dim", metavar="LIST", type=numbers, help="(default 64,128)")
     grid.add_argument("--seqlen", metavar="LIST", type=numbers, help="(default 512,1024,2048,4096,8192)")
@@ -143,36 +151,45 @@ def parse(argv):
     for file in (*o.json, *o.plot):
         if not pathlib.Path(file).resolve().parent.is_dir():
             p.error(f"{file}: there is no such folder")
-    o.peers = tuple(name for name in PEERS if name == "qkv" or name in (o.only or USUAL) or name in o.also)
+    usual = USUAL if "fwd" in o.direction else BACKWARD
+    o.peers = tuple(name for name in PEERS if name == "qkv" or name in (o.only or usual) or name in o.also)
     o.budget = o.budget or (60 if o.quick else 600)
     return o
+
+
+def lengths(o, direction):
+    if o.quick:
+        return 512, 2048
+    return (512, 1024, 2048, 4096, 8192) if direction == "fwd" else (1024, 2048, 4096)
 
 
 def grid(o):
     cells = []
     few = not o.threads and not o.quick
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for threads in o.threads or ((1,) if o.quick or cpus < 2 else (1, 2)):
-        for dtype in o.dtype or DTYPES:
-            for head_dim in o.head_dim or (64, 128):
-                for heads, kv_heads in o.heads or (((8, 8),) if o.quick else ((8, 8), (32, 8))):
-                    for seqlen in o.seqlen or ((512, 2048) if o.quick else (512, 1024, 2048, 4096, 8192)):
-                        if few and threads > 1 and (heads != kv_heads or not (o.seqlen or seqlen in (1024, 4096))):
-                            continue
-                        if not o.heads and heads != kv_heads and seqlen > 2048:
-                            continue
-                        for mask in o.mask or ("none", "causal"):
-                            pairs = seqlen * (seqlen + 1) / 2 if mask == "causal" else seqlen * seqlen
-                            cells.append({"dtype": dtype, "head_dim": head_dim, "heads": heads, "kv_heads": kv_heads,
-                                          "seqlen": seqlen, "causal": mask == "causal", "threads": threads,
-                                          "flops": 4 * pairs * head_dim * heads})
+    axes = itertools.product(o.direction, o.threads or ((1,) if o.quick or cpus < 2 else (1, 2)), o.dtype or DTYPES,
+                             o.head_dim or (64, 128), o.heads or (((8, 8),) if o.quick else ((8, 8), (32, 8))),
+                             o.mask or ("none", "causal"))
+    for direction, threads, dtype, head_dim, (heads, kv_heads), mask in axes:
+        backward = direction == "bwd"
+        if backward and ((not o.dtype and dtype == "f16") or (not o.heads and heads != kv_heads)):
+            continue
+        for seqlen in o.seqlen or lengths(o, direction):
+            if few and not backward and threads > 1 and (heads != kv_heads or not (o.seqlen or seqlen in (1024, 4096))):
+                continue
+            if not o.heads and heads != kv_heads and seqlen > 2048:
+                continue
+            pairs = seqlen * (seqlen + 1) / 2 if mask == "causal" else seqlen * seqlen
+            cells.append({"direction": direction, "dtype": dtype, "head_dim": head_dim, "heads": heads, "kv_heads": kv_heads,
+                          "seqlen": seqlen, "causal": mask == "causal", "threads": threads,
+                          "flops": (10 if backward else 4) * pairs * head_dim * heads})
     return cells
 
 
 def name_of(cell):
     mask, more = "causal" if cell["causal"] else "no mask", "s" if cell["threads"] > 1 else ""
-    return (f"{cell['dtype']} {cell['heads']}/{cell['kv_heads']} heads, head_dim {cell['head_dim']}, "
-            f"seqlen {cell['seqlen']}, {mask}, {cell['threads']} thread{more}")
+    return (f"{'backward, ' if cell['direction'] == 'bwd' else ''}{cell['dtype']} {cell['heads']}/{cell['kv_heads']} heads, "
+            f"head_dim {cell['head_dim']}, seqlen {cell['seqlen']}, {mask}, {cell['threads']} thread{more}")
 
 
 # ---- Environment ---------------------------------------------------------------------------------------------------------
@@ -339,38 +356,87 @@ def store(array, dtype):
 
 
 def make_inputs(cell, seed, folder):
-    """The same numbers for every type, rounded to it; returns them widened to float64."""
+    """The same numbers for every type, rounded to it; returns them widened: q, k, v, and dout for a backward pass."""
     import numpy as np
     import peers
     random = np.random.default_rng([seed, cell["seqlen"], cell["head_dim"], cell["heads"], cell["kv_heads"]])
     result = []
-    for name, heads in (("q", cell["heads"]), ("k", cell["kv_heads"]), ("v", cell["kv_heads"])):
+    names = [("q", cell["heads"]), ("k", cell["kv_heads"]), ("v", cell["kv_heads"]), ("dout", cell["heads"])]
+    for name, heads in names if cell["direction"] == "bwd" else names[:3]:
         stored = store(random.standard_normal((heads, cell["seqlen"], cell["head_dim"]), np.float32), cell["dtype"])
         stored.tofile(os.path.join(folder, name))
         result.append(peers.widen(stored))
     return result
 
 
-def answers(cell, inputs):
-    """Rows spread over the heads, their attention in float64, and sum_j p_j |v_j|, the scale of its errors."""
+def chosen(heads, n):
+    """Some of the heads and of the rows: the first, the last, and some between."""
     import numpy as np
+    fixed = [i for i in (0, 1, 63, 64, n // 2, n - 2, n - 1) if 0 <= i < n]
+    return (sorted({0, heads // 2 - (heads > 2), heads - 1}),
+            [int(i) for i in sorted({*fixed, *np.random.default_rng(7).integers(0, n, 9)})])
+
+
+def answers(cell, inputs):
+    """Rows spread over the heads, what they must be by float64, and the scale of their errors."""
+    import numpy as np
+    if cell["direction"] == "bwd":
+        return gradient_answers(cell, inputs)
     q, k, v = inputs
     heads, n, dim = q.shape
-    random = np.random.default_rng(7)
-    fixed = [i for i in (0, 1, 63, 64, n // 2, n - 2, n - 1) if 0 <= i < n]
-    rows = [(h, int(i)) for h in sorted({0, heads // 2 - (heads > 2), heads - 1})
-            for i in sorted({*fixed, *random.integers(0, n, 9)})]
-    values, scales = [], []
-    for h, i in rows:
+    places, values, scales = [], [], []
+    some_heads, some_rows = chosen(heads, n)
+    for h, i in itertools.product(some_heads, some_rows):
         g = h // (heads // k.shape[0])
         seen = i + 1 if cell["causal"] else n
         s = k[g, :seen].astype(np.float64) @ q[h, i].astype(np.float64) / math.sqrt(dim)
         p = np.exp(s - s.max())
         p /= p.sum()
         visible = v[g, :seen].astype(np.float64)
+        places.append((0, h, i))
         values.append(p @ visible)
         scales.append(p @ np.abs(visible))
-    return rows, np.stack(values), np.stack(scales)
+    return places, np.stack(values), np.stack(scales)
+
+
+def gradient_answers(cell, inputs):
+    """dq of some rows, and dk and dv of some keys, of some key-value heads. dq_i = factor sum_j dS_ij k_j with dS = P (dP -
+    delta): the scale of its errors takes magnitudes, and |dout| |v| + |dout| |out| in the place of dP - delta."""
+    import numpy as np
+    q, k, v, dout = inputs
+    heads, n, dim = q.shape
+    group, factor, block = heads // k.shape[0], 1 / math.sqrt(dim), 256
+    some_heads, some = chosen(k.shape[0], n)
+    places, values, scales = [], [], []
+    for g in some_heads:
+        wide_k, wide_v = k[g].astype(np.float64), v[g].astype(np.float64)
+        dk, dv, size_k, size_v = np.zeros((4, len(some), dim))
+        for h in range(g * group, (g + 1) * group):
+            for begin in range(0, n, block):
+                rows = np.arange(begin, min(begin + block, n))
+                wide_q, do = q[h, rows].astype(np.float64), dout[h, rows].astype(np.float64)
+                s = wide_q @ wide_k.T * factor
+                if cell["causal"]:
+                    s[np.arange(n)[None] > rows[:, None]] = -np.inf
+                p = np.exp(s - s.max(1, keepdims=True))
+                p /= p.sum(1, keepdims=True)
+                out = p @ wide_v
+                ds = p * (do @ wide_v.T - (do * out).sum(1, keepdims=True))
+                size = p * (np.abs(do) @ np.abs(wide_v).T + np.abs(do * out).sum(1, keepdims=True))
+                here = [i for i in some if begin <= i < begin + len(rows)]
+                for i in here if h in (g * group, (g + 1) * group - 1) else []:
+                    places.append((0, h, i))
+                    values.append(ds[i - begin] @ wide_k * factor)
+                    scales.append(size[i - begin] @ np.abs(wide_k) * factor)
+                dk += ds[:, some].T @ wide_q * factor
+                size_k += size[:, some].T @ np.abs(wide_q) * factor
+                dv += p[:, some].T @ do
+                size_v += p[:, some].T @ np.abs(do)
+        for which, gradient, size in ((1, dk, size_k), (2, dv, size_v)):
+            places += [(which, g, j) for j in some]
+            values += list(gradient)
+            scales += list(size)
+    return places, np.stack(values), np.stack(scales)
 
 
 # ---- One cell ------------------------------------------------------------------------------------------------------------
@@ -382,18 +448,23 @@ def memory_free():
         return math.inf
 
 
-def run_cell(cell, o, workers, folder, seconds):
+def run_cell(cell, o, workers, folder, seconds, known):
     """Opens the cell with each peer, checks it, and lets them take turns for about so many seconds."""
     import numpy as np
     begin = time.monotonic()
-    rows, value, scale = answers(cell, make_inputs(cell, o.seed, folder))
+    inputs = make_inputs(cell, o.seed, folder)
+    key = tuple(value for name, value in cell.items() if name != "threads")
+    if key not in known:
+        known[key] = answers(cell, inputs)
+    rows, value, scale = known[key]
     file = os.path.join(folder, "rows.npy")
     results = {}
     for name in o.peers:
         if name in STANDARD and cell["seqlen"] > o.standard_to:
             results[name] = {"status": "left out", "reason": f"it holds all scores: --standard-to {o.standard_to}"}
             continue
-        if name in HOLDS_SCORES and 3 * 4 * cell["heads"] * cell["seqlen"] ** 2 > memory_free():
+        tables = 3 if cell["direction"] == "fwd" else 6
+        if name in HOLDS_SCORES and tables * 4 * cell["heads"] * cell["seqlen"] ** 2 > memory_free():
             results[name] = {"status": "left out", "reason": "it holds all scores: too little memory"}
             continue
         try:
@@ -402,7 +473,7 @@ def run_cell(cell, o, workers, folder, seconds):
             error = np.abs(np.load(file) - value) / scale
             worst = float(error.max()) if np.isfinite(error).all() else math.inf
             if worst > TOLERANCE[cell["dtype"]]:
-                results[name] = {"status": "wrong", "reason": f"error {worst:.2g} of sum p|v|, allowed "
+                results[name] = {"status": "wrong", "reason": f"error {worst:.2g} of the sum, allowed "
                                                               f"{TOLERANCE[cell['dtype']]:.2g}"}
                 workers[name, cell["threads"]].ask({"do": "close"})
                 continue
@@ -473,17 +544,18 @@ def print_rows(rows, out):
 
 
 def labels(cell):
-    return [cell["dtype"], str(cell["head_dim"]), f"{cell['heads']}/{cell['kv_heads']}", str(cell["seqlen"]),
+    heads = f"{cell['heads']}/{cell['kv_heads']}"
+    return [cell["direction"], cell["dtype"], str(cell["head_dim"]), heads, str(cell["seqlen"]),
             "causal" if cell["causal"] else "none", str(cell["threads"])]
 
 
-LABELS = ["type", "dim", "heads", "seqlen", "mask", "thr"]
+LABELS = ["pass", "type", "dim", "heads", "seqlen", "mask", "thr"]
 
 
 def order(entry):
     cell = entry["cell"]
-    return (cell["threads"], DTYPES.index(cell["dtype"]), cell["head_dim"], -cell["kv_heads"], cell["heads"], cell["causal"],
-            cell["seqlen"])
+    return (DIRECTIONS.index(cell["direction"]), cell["threads"], DTYPES.index(cell["dtype"]), cell["head_dim"],
+            -cell["kv_heads"], cell["heads"], cell["causal"], cell["seqlen"])
 
 
 def report(race, out):
@@ -533,12 +605,12 @@ def report(race, out):
     out("")
     out("Extra memory of a call, beyond inputs and result (ggml's mask is counted).")
     out("")
-    rows = [["type", "dim", "heads", "seqlen", "mask", "qkv"] + names]
+    rows = [LABELS[:-1] + ["qkv"] + names]
     for entry in done:
         cell = entry["cell"]
         if cell["threads"] == done[0]["cell"]["threads"]:
             results = [entry["results"][name] for name in ("qkv", *names)]
-            rows.append(labels(cell)[:5] +
+            rows.append(labels(cell)[:-1] +
                         [size(r["extra_bytes"]) if r["status"] == "ok" else WORD[r["status"]] for r in results])
     print_rows(rows, out)
 
@@ -568,7 +640,7 @@ def report(race, out):
         rows.append(line + [f"{errors[dtype]:.1e}" if errors[dtype] else "" for dtype in DTYPES])
     print_rows(rows, out)
     out("")
-    out("Errors are |result - float64| / sum p|v|, over the rows that were compared.")
+    out("Errors are |result - float64| / sum p|v| (of gradients: the like), over the rows that were compared.")
 
     if behind:
         out("")
@@ -602,11 +674,11 @@ STYLE = {"qkv": ("#0072b2", 7), "qkv-fast": ("#56b4e9", 7), "qkv-standard": ("#0
          "numpy": ("#666666", 4)}
 
 
-def gnuplot(race, path):
+def gnuplot(race, path, direction):
     """GFLOP/s over the length: a panel for each type, head dim and mask of the first heads and threads."""
-    first = sorted(race["cells"], key=order)[0]["cell"]
+    first = next(e["cell"] for e in sorted(race["cells"], key=order) if e["cell"]["direction"] == direction)
     chosen = [e for e in race["cells"]
-              if all(e["cell"][x] == first[x] for x in ("threads", "heads", "kv_heads"))]
+              if all(e["cell"][x] == first[x] for x in ("direction", "threads", "heads", "kv_heads"))]
     types = [t for t in DTYPES if any(e["cell"]["dtype"] == t for e in chosen)]
     columns = sorted({(e["cell"]["head_dim"], e["cell"]["causal"]) for e in chosen})
     lengths = sorted({e["cell"]["seqlen"] for e in chosen})
@@ -634,8 +706,8 @@ def gnuplot(race, path):
     width, height = max(70 + 280 * len(columns), 960), 120 + 210 * len(types)
     kind = "svg" if str(path).endswith(".svg") else "pngcairo"
     font = "font 'Helvetica,12' background rgb 'white'" if kind == "svg" else "font 'Sans,10'"
-    title = (f"GFLOP/s of attention, {first['heads']}/{first['kv_heads']} heads, {first['threads']} "
-             f"thread{'s' * (first['threads'] > 1)}: {race['machine']['cpu']}").replace("'", "")
+    title = (f"GFLOP/s of attention{', backward' * (direction == 'bwd')}, {first['heads']}/{first['kv_heads']} heads, "
+             f"{first['threads']} thread{'s' * (first['threads'] > 1)}: {race['machine']['cpu']}").replace("'", "")
     top, bottom, left = 50 / height, 70 / height, 60 / width
     lines += [f"set terminal {kind} size {width},{height} {font}", f"set output '{str(path)}'",
               "set multiplot", f"set label 1 '{title}' at screen 0.5,{1 - 18 / height:.4f} center noenhanced font ',14'",
@@ -659,15 +731,19 @@ def gnuplot(race, path):
 
 
 def draw(race, path):
+    """The backward pass beside a forward one gets a chart of its own, whose name ends in -bwd."""
     if not race["cells"] or not shutil.which("gnuplot"):
         say("race: no chart: " + ("no cell was run" if not race["cells"] else "there is no gnuplot"))
         return
-    script = gnuplot(race, path)
-    if script is None:
-        return
-    done = subprocess.run(["gnuplot", "-"], input=script, text=True, capture_output=True)
-    if done.returncode != 0:
-        say(f"race: gnuplot could not draw {path}: {done.stderr.strip()}")
+    for number, direction in enumerate(d for d in DIRECTIONS if any(e["cell"]["direction"] == d for e in race["cells"])):
+        path = pathlib.Path(path)
+        file = path if number == 0 else path.with_stem(f"{path.stem}-{direction}")
+        script = gnuplot(race, file, direction)
+        if script is None:
+            continue
+        done = subprocess.run(["gnuplot", "-"], input=script, text=True, capture_output=True)
+        if done.returncode != 0:
+            say(f"race: gnuplot could not draw {file}: {done.stderr.strip()}")
 
 
 # ---- Files ---------------------------------------------------------------------------------------------------------------
@@ -683,7 +759,8 @@ def write_json(race, path):
 def saved_name(race):
     cpu = re.sub(r"\((R|TM)\)|, stepping \d+", "", race["machine"]["cpu"])
     cpu = re.sub(r"[^a-z0-9]+", "-", cpu.lower()).strip("-")
-    return ROOT / "bench" / "results" / f"peers-{cpu}-{race['date'][:10]}.json"
+    backward = "backward-" * all(e["cell"]["direction"] == "bwd" for e in race["cells"])
+    return ROOT / "bench" / "results" / f"peers-{backward}{cpu}-{race['date'][:10]}.json"
 
 
 # ---- The race ------------------------------------------------------------------------------------------------------------
@@ -702,7 +779,7 @@ def race(o, python):
     if result["load"] > 0.5:
         say(f"race: this machine has other work to do (load {result['load']:.1f}): the numbers will not be its best")
     say(f"race: {len(cells)} cells, {len(o.peers)} peers, about {o.budget:.0f} s")
-    begin = time.monotonic()
+    begin, known = time.monotonic(), {}
     try:
         for worker in workers.values():
             worker.ready()
@@ -716,7 +793,7 @@ def race(o, python):
                     break
                 # Each cell may take its share of the time that is left. Long cells get fewer turns than short ones.
                 share = cell["flops"] ** 0.7 / sum(c["flops"] ** 0.7 for c in cells[number:])
-                results = run_cell(cell, o, workers, folder, max(left, 0) * share)
+                results = run_cell(cell, o, workers, folder, max(left, 0) * share, known)
                 result["cells"].append({"cell": cell, "results": results})
                 say(f"[{number + 1}/{len(cells)}] {name_of(cell)}: " + ", ".join(
                     f"{name} {short(r['seconds'] * 1e3)} ms" for name, r in results.items() if r["status"] == "ok"))

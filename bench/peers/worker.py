@@ -2,7 +2,8 @@
 
     {"do": "hello"}                            -> version
     {"do": "open", "cell": {...}, "folder", "rows", "file"}
-        loads q, k, v, makes the first call, writes these rows of the result to the file -> seconds, extra_bytes, note
+        loads q, k, v and, for a backward pass, dout; makes the first call, writes these rows of what it computed, each
+        (which, head, row), to the file -> seconds, extra_bytes, note
     {"do": "turn", "seconds": s}               -> seconds (the best of as many calls as fit), calls
     {"do": "close"}
 
@@ -66,17 +67,21 @@ class Worker:
         self.peer = peers.PEERS[self.name](self.options)
         return {"version": self.peer.version()}
 
-    def start(self, cell, q, k, v):
+    def start(self, cell, *arrays):
         self.peer.close()
-        self.peer.open(cell, q, k, v)
+        self.peer.open(cell, *arrays)
 
     def open(self, request):
         cell = request["cell"]
+        if cell["direction"] not in self.peer.directions:
+            raise peers.Unsupported("no backward pass of its own")
         dtype = TYPES[cell["dtype"]]
         shapes = {"q": (cell["heads"], cell["seqlen"], cell["head_dim"])}
         shapes["k"] = shapes["v"] = (cell["kv_heads"], cell["seqlen"], cell["head_dim"])
+        if cell["direction"] == "bwd":
+            shapes["dout"] = shapes["q"]
         arrays = [load(request["folder"], name, shape, dtype) for name, shape in shapes.items()]
-        kind = cell["dtype"], cell["head_dim"], cell["causal"]
+        kind = cell["direction"], cell["dtype"], cell["head_dim"], cell["causal"]
         if self.peer.warm_up and kind not in self.warm:
             self.start({**cell, "seqlen": 64}, *[np.ascontiguousarray(a[:, :64]) for a in arrays])
             self.peer.call()
@@ -86,8 +91,8 @@ class Worker:
             seconds = time.perf_counter()
             self.peer.call()
             seconds = time.perf_counter() - seconds
-        out = self.peer.output()
-        np.save(request["file"], np.stack([out[h, i] for h, i in request["rows"]]))
+        outputs = self.peer.outputs()
+        np.save(request["file"], np.stack([outputs[which][h, i] for which, h, i in request["rows"]]))
         extra = None
         if meter.bytes is not None:
             extra = max(meter.bytes - self.peer.output_bytes, 0) + self.peer.beside_bytes

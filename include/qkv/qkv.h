@@ -114,7 +114,16 @@ enum {
   QKV_MASK_DENSE = 5,    /* t = QKV_U8 (entry, head, row, key - a), non-zero is visible; keys before a are visible. Axes are
                             broadcast by stride 0 */
   QKV_MASK_TILE = 6,     /* fn answers for rectangles of at most 64 x 64 */
-  QKV_MASK_KINDS = 7
+  QKV_MASK_KEYS = 7,     /* the key's position is in a set: a <= position < b, or t = QKV_I32 positions (stride[0] per entry, stride[1]
+                            per head, stride[3] per position), `a` of them, ascending; unused places at the end hold -1 */
+  QKV_MASK_QUERIES = 8,  /* the same of the query's position */
+  QKV_MASK_CHUNK = 9,    /* |pos_query / a - pos_key / a| <= b, quotients rounded down: chunks of `a` positions, the own one and b on
+                            each side */
+  QKV_MASK_COLUMNS = 10, /* pos_key is one of the last b positions of a chunk of `a` */
+  QKV_MASK_STRIDED = 11, /* pos_query - pos_key is a multiple of the stride `a`, at most b strides; a negative b is infinite. t: strides as
+                            QKV_I32 (stride[0] per entry, stride[1] per head) in the place of a */
+  QKV_MASK_BLOCKS = 12,  /* user is a qkv_block_map (qkv/sparse.h) */
+  QKV_MASK_KINDS = 13
 };
 enum { QKV_AND = 0, QKV_OR = 1 };
 
@@ -206,7 +215,34 @@ typedef struct qkv_problem {
    * count from the entry's first row. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_kv;
+
+  /* Dropout: after normalisation a weight becomes 0 with probability `dropout` (0 <= dropout <= 1; 0: none), the others are
+   * multiplied by 1 / (1 - dropout); lse is without it. Which ones is a function of seed, offset (a counter of the caller's,
+   * modulo 2^32), the global entry and head, and the two positions alone (docs/NUMERICS.md), so a call that computes a part of
+   * a batch or of the heads says where its part begins. */
+  double dropout;
+  uint64_t seed, offset;
+  int64_t batch_origin, head_origin; /* of entry 0 and of query head 0 */
+  int64_t heads_total;               /* query heads of the whole; 0: num_heads */
 } qkv_problem;
+
+/* The gradients of a loss: what comes in, and which are wanted. qkv_backward reads dout and dlse, and q, k, v, out and lse of
+ * the problem (as qkv_forward left them; foreign ones too, if they are right), and writes those of dq, dk, dv, dbias and
+ * dsinks whose data is not NULL. Each has its own strides. Types: dout, dq, dk, dv as q, k, v, out: all F64, or each F32, F16 or
+ * BF16; dbias the same; dlse and dsinks F32 or F64. Sums are formed in the arithmetic's type whatever the storage. dbias and
+ * dsinks may have axes of stride 0: the gradient is summed over these. */
+typedef struct qkv_gradients {
+  uint32_t size;       /* sizeof(qkv_gradients) */
+  int32_t accumulate;  /* set of QKV_D...: these are added to what is there, the others are overwritten */
+  qkv_tensor dout;     /* (batch, num_heads, seqlen_q, head_dim_v) */
+  qkv_tensor dlse;     /* (batch, num_heads, seqlen_q), stride[0..2]; data NULL: 0 */
+  qkv_tensor dq;       /* (batch, num_heads, seqlen_q, head_dim) */
+  qkv_tensor dk;       /* (batch, num_kv_heads, seqlen_kv, head_dim): summed over the query heads of its group */
+  qkv_tensor dv;       /* (batch, num_kv_heads, seqlen_kv, head_dim_v) */
+  qkv_tensor dbias;    /* (batch, num_heads, seqlen_q, seqlen_kv) as bias */
+  qkv_tensor dsinks;   /* stride[0] per entry, stride[1] per head */
+} qkv_gradients;
+enum { QKV_DQ = 1, QKV_DK = 2, QKV_DV = 4, QKV_DBIAS = 8, QKV_DSINKS = 16 };
 
 /* ---- Context ------------------------------------------------------------------------------------------------------- */
 
@@ -235,9 +271,10 @@ enum {
   QKV_FORCE_PARTIAL = 1, /* every tile takes the path of partly visible ones */
   QKV_FORCE_SELECT = 2,  /* partly visible tiles take the path for operands that are not finite */
   QKV_FORCE_STAGE = 4,   /* K and V are always copied before use */
-  QKV_FORCE_SPLIT = 8,   /* keys are always divided among tasks */
+  QKV_FORCE_SPLIT = 8,   /* keys are always divided among tasks; the backward runs as a wavefront */
   QKV_NO_SKIP = 16,      /* no part of a visible 64 x 64 tile is skipped */
-  QKV_FORCE_FUSE = 32    /* the kernels that do softmax beside products, also where they do not pay */
+  QKV_FORCE_FUSE = 32,   /* the kernels that do softmax beside products, also where they do not pay */
+  QKV_FORCE_PASSES = 64  /* the backward runs in two passes */
 };
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------- */
@@ -254,6 +291,22 @@ QKV_API qkv_status qkv_scratch(const qkv_context *context, const qkv_problem *pr
 /* Attention. scratch: at least qkv_scratch bytes, any alignment, or NULL (with bytes 0): one allocation, freed on return. */
 QKV_API qkv_status qkv_forward(const qkv_context *context, const qkv_problem *problem, void *scratch, size_t bytes);
 
+/* Gradients of attention: all of dq, dk, dv, dbias and dsinks that are given, from dout and dlse. Works for every problem that
+ * qkv_forward takes, in memory that grows linearly with the sequence, with the same bits for any number of threads; scores
+ * are computed again from lse. Rows that see no key and keys that no row sees get gradients of 0. Both algorithms have this one
+ * backward; with QKV_FAST, where the forward is fast, its products are in bf16 too. scratch as for qkv_forward, of qkv_backward_scratch bytes. */
+QKV_API qkv_status qkv_backward(const qkv_context *context, const qkv_problem *problem, const qkv_gradients *gradients,
+                                void *scratch, size_t bytes);
+/* As qkv_check, qkv_scratch and qkv_describe, for qkv_backward. gradients NULL: dq, dk and dv (check wants them given). */
+QKV_API qkv_status qkv_backward_check(const qkv_problem *problem, const qkv_gradients *gradients, char *text, size_t bytes);
+QKV_API qkv_status qkv_backward_scratch(const qkv_context *context, const qkv_problem *problem, const qkv_gradients *gradients,
+                                        size_t *bytes);
+QKV_API qkv_status qkv_backward_describe(const qkv_context *context, const qkv_problem *problem,
+                                         const qkv_gradients *gradients, char *text, size_t bytes);
+/* The gradient of softmax_scale, sum(q * dq) / softmax_scale, from a finished gradients->dq (not one that was added to
+ * something else). Serial, in double. QKV_BAD_POINTER without dq. */
+QKV_API qkv_status qkv_scale_gradient(const qkv_problem *problem, const qkv_gradients *gradients, double *dscale);
+
 /* One line per fact, "name: value": algorithm, instruction set, alignment, tasks, scratch bytes, visible and computed pairs,
  * full / partial / skipped 64 x 64 tiles, balance. The work is O(visible tiles). Cuts the text at `bytes`. */
 QKV_API qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, char *text, size_t bytes);
@@ -268,7 +321,9 @@ enum {
   QKV_SCORES_RAW = 1,    /* scale * q.k */
   QKV_SCORES_CAPPED = 2, /* after softcap */
   QKV_SCORES_BIASED = 3, /* after bias and ALiBi: what softmax sees; natural units */
-  QKV_WEIGHTS = 4        /* the weights; with a sink their sum is below 1 */
+  QKV_WEIGHTS = 4,       /* the weights before dropout; with a sink their sum is below 1 */
+  QKV_KEPT = 5           /* 1 where dropout keeps the weight, 0 where it drops it or there is no such row or key; the mask does not
+                            count */
 };
 typedef struct qkv_region {
   int64_t batch_begin, batch_end, head_begin, head_end, row_begin, row_end;
@@ -322,6 +377,12 @@ static inline qkv_problem qkv_problem_default(void) {
   memset(&p, 0, sizeof p);
   p.size = (uint32_t)sizeof p;
   return p;
+}
+static inline qkv_gradients qkv_gradients_default(void) {
+  qkv_gradients g;
+  memset(&g, 0, sizeof g);
+  g.size = (uint32_t)sizeof g;
+  return g;
 }
 static inline qkv_context qkv_context_default(void) {
   qkv_context c;
@@ -395,6 +456,29 @@ static inline qkv_mask qkv_tiles(qkv_tile_fn fn, void *user) {
   qkv_mask m = qkv_mask_term(QKV_MASK_TILE, 0, 0);
   m.fn = fn;
   m.user = user;
+  return m;
+}
+/* Positions from <= position < to; or `count` listed ones. Of keys: every query sees them. Of queries: they see every key. */
+static inline qkv_mask qkv_keys(int64_t from, int64_t to) { return qkv_mask_term(QKV_MASK_KEYS, from, to); }
+static inline qkv_mask qkv_queries(int64_t from, int64_t to) { return qkv_mask_term(QKV_MASK_QUERIES, from, to); }
+static inline qkv_mask qkv_keys_of(qkv_tensor positions, int64_t count) {
+  qkv_mask m = qkv_mask_term(QKV_MASK_KEYS, count, 0);
+  m.t = positions;
+  return m;
+}
+static inline qkv_mask qkv_queries_of(qkv_tensor positions, int64_t count) {
+  qkv_mask m = qkv_mask_term(QKV_MASK_QUERIES, count, 0);
+  m.t = positions;
+  return m;
+}
+static inline qkv_mask qkv_chunk(int64_t size, int64_t neighbours) { return qkv_mask_term(QKV_MASK_CHUNK, size, neighbours); }
+static inline qkv_mask qkv_columns(int64_t size, int64_t last) { return qkv_mask_term(QKV_MASK_COLUMNS, size, last); }
+/* Every stride-th position, at most `steps` strides away; negative: any number. */
+static inline qkv_mask qkv_stride(int64_t stride, int64_t steps) { return qkv_mask_term(QKV_MASK_STRIDED, stride, steps); }
+/* A stride per head: a dilated window. */
+static inline qkv_mask qkv_strides(qkv_tensor strides, int64_t steps) {
+  qkv_mask m = qkv_mask_term(QKV_MASK_STRIDED, 0, steps);
+  m.t = strides;
   return m;
 }
 /* Binds the term to the group before it: {a, qkv_or(b), c} is (a or b) and c. */

@@ -77,19 +77,20 @@ static void begin_split(const qkv__engine *g, lane *l, int64_t split) {
 }
 
 /* The weights of a step are in S. */
-static void values(const qkv__engine *g, step *s) {
+static void values(const qkv__engine *g, const qkv__entry *e, step *s) {
   lane *l = s->of;
+  if (g->p->p.dropout > 0) qkv__panel_drop(g, e, &l->panel, s->key, &s->runs, s->S);
   g->k->pv(s->S, s->V.rows, s->V.ld, s->V.strip, g->p->p.head_dim_v, &s->runs, s->selecting ? s->bits : NULL, l->node.O,
            l->fresh ? NULL : s->alpha, l->panel.nv);
   l->fresh = 0;
   s->of = NULL;
 }
 
-static void flush(const qkv__engine *g, worker *w, step *s) {
+static void flush(const qkv__engine *g, const qkv__entry *e, worker *w, step *s) {
   if (!s->of) return;
   g->k->exp(s->S, &s->runs, s->z, w->L, s->of->panel.nv);
   g->k->sum(s->of->node.l, s->alpha, w->L, s->of->panel.nv);
-  values(g, s);
+  values(g, e, s);
 }
 
 /* Begins the split that the block lies in, if its panel is not there yet. */
@@ -97,7 +98,7 @@ static void enter_split(const qkv__engine *g, const qkv__entry *e, worker *w, st
   lane *l = now->of;
   const int64_t split = qkv__position_of_key(e, now->key) / QKV_SPLIT;
   if (l->node.at.index == split) return;
-  if (before->of == l) flush(g, w, before);
+  if (before->of == l) flush(g, e, w, before);
   begin_split(g, l, split);
 }
 
@@ -121,12 +122,13 @@ static void advance_fast(const qkv__engine *g, const qkv__entry *e, worker *w, s
     if (!bits) qkv__panel_all_bits(&l->panel, now->keys, bits = now->bits);
     qkv__panel_hide(g, &l->panel, &w->stage, now->keys, bits);
   }
-  g->fast->product(now->S, K, ldk, QKV_BLOCK, qkv__padded(p->head_dim, QKV__FAST_K), l->panel.Qt, nv, 0);
+  g->fast->product(now->S, l->panel.w, K, ldk, QKV_BLOCK, qkv__padded(p->head_dim, QKV__FAST_K), l->panel.Qt, l->panel.w, l->panel.w, 0);
   g->fast->scale(now->S, g->p->c, l->node.m, w->M, nv);
   if (adjusts) g->k->adjust(now->S, &now->runs, &a, l->node.m, w->M, nv);
   g->fast->softmax(now->S, w->P, l->node.m, w->M, l->node.l, now->alpha, nv);
   if (!l->fresh) g->fast->rescale(l->node.O, now->alpha, p->head_dim_v, nv);
-  g->fast->product(l->node.O, w->V[0], QKV_BLOCK, qkv__padded(p->head_dim_v, QKV__FAST_M), QKV_BLOCK, w->P, nv, !l->fresh);
+  g->fast->product(l->node.O, l->panel.w, w->V[0], QKV_BLOCK, qkv__padded(p->head_dim_v, QKV__FAST_M), QKV_BLOCK, w->P, l->panel.w, l->panel.w,
+                   !l->fresh);
   if (not_finite) qkv__add_not_finite(g, e, kv_head, now->key, now->keys, &l->panel, bits, w->P, l->node.O);
   l->fresh = 0;
   now->of = NULL;
@@ -148,7 +150,7 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
     k->qk(l->panel.Qt, p->head_dim, K, ldk, &now->runs, now->S, l->node.m, adjusts ? NULL : w->M, nv);
     if (adjusts) k->adjust(now->S, &now->runs, &a, l->node.m, w->M, nv);
     k->softmax(now->S, &now->runs, l->node.m, w->M, l->node.l, now->alpha, nv);
-    values(g, now);
+    values(g, e, now);
     return;
   }
   const int fused = before->of && before->runs.full && now->runs.full && before->of->panel.nv == nv;
@@ -162,7 +164,7 @@ static void advance(const qkv__engine *g, const qkv__entry *e, worker *w, step *
   k->rescale(l->node.m, w->M, now->z, now->alpha, nv);
   if (before->of) {
     k->sum(before->of->node.l, before->alpha, w->L, before->of->panel.nv);
-    values(g, before);
+    values(g, e, before);
   }
 }
 
@@ -243,7 +245,7 @@ static void run(const qkv__flash *f, int64_t index, worker *w) {
     }
     key = key_end;
   }
-  flush(g, w, &w->steps[!turn]);
+  flush(g, e, w, &w->steps[!turn]);
   if (g->fast) g->fast->leave();
 
   for (int64_t i = 0; i < panels; i++) {

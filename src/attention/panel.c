@@ -26,6 +26,8 @@ void qkv__panel_carve(const qkv__engine *g, qkv__carver *c, qkv__panel *panel, i
   to->slope2 = g->p->p.alibi_slopes.data ? qkv__carve(c, g->w, real_bytes(g)) : NULL;
   to->sink2 = g->p->p.sinks.data ? qkv__carve(c, g->w, real_bytes(g)) : NULL;
   to->position = qkv__carve(c, g->w, sizeof *to->position);
+  to->drop_position = g->p->p.dropout > 0 ? qkv__carve(c, g->w, sizeof *to->drop_position) : NULL;
+  to->drop_head = g->p->p.dropout > 0 ? qkv__carve(c, g->w, sizeof *to->drop_head) : NULL;
 }
 
 void qkv__stage_carve(const qkv__engine *g, qkv__carver *c, qkv__stage *s) {
@@ -75,12 +77,18 @@ void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head,
     t->lane = lane;
     for (int i = 0; i < t->rows; i++, lane++) {
       panel->position[lane] = (double)(e->position_q + t->row + i);
+      if (panel->drop_head) {
+        panel->drop_position[lane] = (uint32_t)(e->position_q + t->row + i);
+        panel->drop_head[lane] = (uint32_t)(((uint64_t)p->batch_origin + (uint64_t)e->b) * (uint64_t)p->heads_total +
+                                            (uint64_t)p->head_origin + (uint64_t)t->head);
+      }
       if (panel->slope2) put(g, panel->slope2, lane, qkv__parameter(&p->alibi_slopes, e->b, t->head) * QKV_LOG2E);
       if (panel->sink2) put(g, panel->sink2, lane, qkv__parameter(&p->sinks, e->b, t->head) * QKV_LOG2E);
     }
   }
   for (int lane = panel->lanes; lane < panel->w; lane++) {
     panel->position[lane] = 0;
+    if (panel->drop_head) panel->drop_position[lane] = panel->drop_head[lane] = 0;
     if (panel->slope2) put(g, panel->slope2, lane, 0);
     if (panel->sink2) put(g, panel->sink2, lane, (double)-INFINITY);
   }
@@ -212,6 +220,16 @@ void qkv__panel_hide(const qkv__engine *g, const qkv__panel *panel, const qkv__s
       if (get(g, s->bias, j * panel->w + i) == (double)-INFINITY) bits[j] &= ~((uint64_t)1 << i);
 }
 
+void qkv__panel_drop(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, const qkv__runs *runs,
+                     void *weights) {
+  const qkv_problem *p = &g->p->p;
+  const qkv__dropout d = {g->p->drop, {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)}, (uint32_t)p->offset,
+                          (uint32_t)qkv__position_of_key(e, key), panel->drop_position, panel->drop_head};
+  uint64_t kept[QKV_BLOCK];
+  g->k->kept(kept, runs, &d, panel->nv);
+  g->k->drop(weights, runs, kept, panel->nv);
+}
+
 static void store_lse(const qkv__engine *g, const qkv__entry *e, int64_t head, int64_t row, double value) {
   const qkv_tensor *t = &g->p->p.lse;
   void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), e->batch_q, head, e->row0_q + row, 0);
@@ -224,7 +242,7 @@ static void store_lse(const qkv__engine *g, const qkv__entry *e, int64_t head, i
 void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n,
                        qkv__stage *s) {
   const qkv_problem *p = &g->p->p;
-  g->k->finish(n->O, n->m, n->l, panel->sink2, p->head_dim_v, panel->nv);
+  g->k->finish(n->O, n->m, n->l, panel->sink2, g->p->keep, p->head_dim_v, panel->nv);
   const int direct = panel->segments == 1 && qkv__stage_direct(g->k, &p->out);
   if (!direct) g->k->unpack(s->rows, p->head_dim_v, n->O, panel->lanes, p->head_dim_v, panel->nv);
   for (int i = 0; i < panel->segments; i++) {

@@ -21,6 +21,7 @@ typedef struct qkv__panel {
   void *Qt;
   void *slope2, *sink2; /* [w], if the problem has them */
   double *position;     /* [w] */
+  uint32_t *drop_position, *drop_head; /* [w]: the rows' part of dropout's counters, if there is dropout */
 } qkv__panel;
 
 /* Work memory of one panel step. */
@@ -62,6 +63,10 @@ int qkv__panel_adjust(const qkv__engine *g, const qkv__entry *e, const qkv__pane
 void qkv__panel_all_bits(const qkv__panel *panel, int keys, uint64_t *bits);
 /* Clears the bits that a bias of -inf hides; the bias is the one qkv__panel_adjust left in s. */
 void qkv__panel_hide(const qkv__engine *g, const qkv__panel *panel, const qkv__stage *s, int keys, uint64_t *bits);
+
+/* Dropout of the weights of a block. */
+void qkv__panel_drop(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, int64_t key, const qkv__runs *runs,
+                     void *weights);
 
 /* FINISH of (O, m, l) and store to out and lse. */
 void qkv__panel_finish(const qkv__engine *g, const qkv__entry *e, const qkv__panel *panel, qkv__tree_node *n, qkv__stage *s);

@@ -39,7 +39,7 @@ qkv_status qkv_scores(const qkv_context *context, const qkv_problem *problem, in
   qkv__fp_enter(&fp);
   qkv_status s = qkv__check_context(context, &c, NULL, 0);
   if (s == QKV_OK) s = qkv__check(problem, QKV__USES_QK, &j.p, NULL, 0);
-  if (s == QKV_OK && (stage < QKV_SCORES_RAW || stage > QKV_WEIGHTS)) s = QKV_BAD_VALUE;
+  if (s == QKV_OK && (stage < QKV_SCORES_RAW || stage > QKV_KEPT)) s = QKV_BAD_VALUE;
   if (s == QKV_OK) s = qkv__check_region(&j.p, region, to, &j.r);
   if (s == QKV_OK) {
     qkv__carver all = {NULL, 0, 0};

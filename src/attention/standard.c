@@ -186,7 +186,9 @@ static void values_task(void *arg, int64_t task, int32_t worker_index) {
         qkv__panel_hide(g, panel, &at.w.stage, b.keys, bits);
       }
     }
-    g->k->pv(at.S + (size_t)(key - e->b0) * at.row, V.rows, V.ld, V.strip, p->head_dim_v, &runs, selecting ? bits : NULL,
+    char *S = at.S + (size_t)(key - e->b0) * at.row;
+    if (p->dropout > 0) qkv__panel_drop(g, e, panel, key, &runs, S);
+    g->k->pv(S, V.rows, V.ld, V.strip, p->head_dim_v, &runs, selecting ? bits : NULL,
              at.w.node.O, key == e->b0 ? NULL : at.w.one, panel->nv);
     key += b.keys;
   }

@@ -12,7 +12,7 @@
 int qkv__engine_make(const qkv_context *c, const qkv__problem *p, qkv__engine *g) {
   g->p = p;
   const int fast = p->p.arithmetic == QKV_FAST && p->p.algorithm == QKV_FLASH && p->p.q.dtype == QKV_BF16 &&
-                   p->p.k.dtype == QKV_BF16 && p->p.v.dtype == QKV_BF16;
+                   p->p.k.dtype == QKV_BF16 && p->p.v.dtype == QKV_BF16 && p->p.dropout == 0;
   g->fast = NULL;
   g->k = qkv__kernel_of(p->f64, c->isa_cap, fast ? &g->fast : NULL, NULL);
   g->flags = c->flags;

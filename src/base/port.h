@@ -29,10 +29,26 @@
 #endif
 #define QKV_LOAD_RELAXED(p)     __atomic_load_n((p), __ATOMIC_RELAXED)
 #define QKV_STORE_RELAXED(p, x) __atomic_store_n((p), (x), __ATOMIC_RELAXED)
+#define QKV_HAS_ATOMICS         1 /* without, nothing that needs the following is run */
+#define QKV_LOAD_ACQUIRE(p)     __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define QKV_STORE_RELEASE(p, x) __atomic_store_n((p), (x), __ATOMIC_RELEASE)
+#define QKV_TAKE(p)             (__atomic_exchange_n((p), 1, __ATOMIC_ACQUIRE) == 0) /* 0 becomes 1; whether it was 0 */
+#if defined(__x86_64__) || defined(__i386__)
+#define QKV_PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define QKV_PAUSE() __asm__ volatile("yield")
+#else
+#define QKV_PAUSE() (void)0
+#endif
 #define QKV_CTZ64(x)            __builtin_ctzll(x)
 #define QKV_CLZ64(x)            __builtin_clzll(x)
 #define QKV_POPCOUNT64(x)       __builtin_popcountll(x)
 #else
+#define QKV_HAS_ATOMICS         0
+#define QKV_LOAD_ACQUIRE(p)     (*(p))
+#define QKV_STORE_RELEASE(p, x) (*(p) = (x))
+#define QKV_TAKE(p)             (*(p) ? 0 : (*(p) = 1))
+#define QKV_PAUSE()             (void)0
 #define QKV_INLINE   static inline
 #define QKV_NOINLINE static
 #define QKV_MAYBE_UNUSED

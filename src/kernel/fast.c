@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "base/order1.h"
 #include "base/port.h"
 
@@ -32,45 +33,46 @@ static void enter(void) { _tile_loadconfig(&tiles); }
 static void leave(void) { _tile_release(); }
 
 /* Tiles 0..3 are 32 rows by 32 lanes of C, 4 and 5 of A, 6 and 7 of B. */
-static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv, int add) {
-  const int64_t w = nv * VL;
-  const size_t a = (size_t)lda * 2, b = (size_t)w * 4;
-  for (int64_t i = 0; i < m; i += 32) {
-    const uint16_t *A0 = A + i * lda, *A1 = A + (i + 16) * lda;
-    float *C0 = C + i * w, *C1 = C + (i + 16) * w;
-    const int two = i + 16 < m;
-    if (add) {
-      _tile_loadd(0, C0, b);
-      if (nv == 2) _tile_loadd(1, C0 + VL, b);
-      if (two) _tile_loadd(2, C1, b);
-      if (two && nv == 2) _tile_loadd(3, C1 + VL, b);
-    } else {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-    for (int64_t x = 0; x < k; x += 32) {
-      _tile_loadd(4, A0 + x, a);
-      _tile_loadd(6, B + x / 2 * w, b);
-      _tile_dpbf16ps(0, 4, 6);
-      if (nv == 2) {
-        _tile_loadd(7, B + x / 2 * w + VL, b);
-        _tile_dpbf16ps(1, 4, 7);
+static void product(float *C, int64_t ldc, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int64_t ldb, int64_t n,
+                    int add) {
+  const size_t a = (size_t)lda * 2, b = (size_t)ldb * 4, c = (size_t)ldc * 4;
+  for (int64_t i = 0; i < m; i += 32)
+    for (int64_t v = 0; v < n; v += 32) {
+      const uint16_t *A0 = A + i * lda, *A1 = A + (i + 16) * lda;
+      float *C0 = C + i * ldc + v, *C1 = C + (i + 16) * ldc + v;
+      const int two = i + 16 < m, wide = v + 16 < n;
+      if (add) {
+        _tile_loadd(0, C0, c);
+        if (wide) _tile_loadd(1, C0 + VL, c);
+        if (two) _tile_loadd(2, C1, c);
+        if (two && wide) _tile_loadd(3, C1 + VL, c);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
       }
+      for (int64_t x = 0; x < k; x += 32) {
+        _tile_loadd(4, A0 + x, a);
+        _tile_loadd(6, B + x / 2 * ldb + v, b);
+        _tile_dpbf16ps(0, 4, 6);
+        if (wide) {
+          _tile_loadd(7, B + x / 2 * ldb + v + VL, b);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+        if (two) {
+          _tile_loadd(5, A1 + x, a);
+          _tile_dpbf16ps(2, 5, 6);
+          if (wide) _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+      _tile_stored(0, C0, c);
+      if (wide) _tile_stored(1, C0 + VL, c);
       if (two) {
-        _tile_loadd(5, A1 + x, a);
-        _tile_dpbf16ps(2, 5, 6);
-        if (nv == 2) _tile_dpbf16ps(3, 5, 7);
+        _tile_stored(2, C1, c);
+        if (wide) _tile_stored(3, C1 + VL, c);
       }
     }
-    _tile_stored(0, C0, b);
-    if (nv == 2) _tile_stored(1, C0 + VL, b);
-    if (two) {
-      _tile_stored(2, C1, b);
-      if (nv == 2) _tile_stored(3, C1 + VL, b);
-    }
-  }
 }
 
 #else
@@ -80,17 +82,18 @@ static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t
 static void enter(void) {}
 static void leave(void) {}
 
-V void product_nr(const int nr, float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int add) {
+V void product_nr(const int nr, float *C, int64_t ldc, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int64_t ldb,
+                  int add) {
   enum { MR = 8 };
-  const int64_t w = nr * VL;
   for (int64_t i = 0; i < m; i += MR) {
     const uint16_t *a = A + i * lda;
     vf acc[MR][NR];
-    QKV_UNROLL_ALL for (int r = 0; r < MR; r++) QKV_UNROLL_ALL for (int c = 0; c < nr; c++) acc[r][c] = add ? v_load(C + (i + r) * w + c * VL) : v_zero();
+    QKV_UNROLL_ALL for (int r = 0; r < MR; r++) QKV_UNROLL_ALL for (int c = 0; c < nr; c++)
+        acc[r][c] = add ? v_load(C + (i + r) * ldc + c * VL) : v_zero();
     for (int64_t x = 0; x < k; x += 2) {
       __m512i b[NR];
       QKV_UNROLL_ALL for (int c = 0; c < nr; c++) {
-        b[c] = _mm512_load_si512(B + x / 2 * w + c * VL);
+        b[c] = _mm512_load_si512(B + x / 2 * ldb + c * VL);
         __asm__("" : "+v"(b[c]));
       }
       QKV_UNROLL_ALL for (int r = 0; r < MR; r++) {
@@ -101,12 +104,16 @@ V void product_nr(const int nr, float *C, const uint16_t *A, int64_t lda, int64_
       }
     }
     QKV_UNROLL_ALL for (int r = 0; r < MR; r++) QKV_UNROLL_ALL for (int c = 0; c < nr; c++)
-        v_store(C + (i + r) * w + c * VL, acc[r][c]);
+        v_store(C + (i + r) * ldc + c * VL, acc[r][c]);
   }
 }
-static void product(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv, int add) {
-  if (nv == 2) product_nr(2, C, A, lda, m, k, B, add);
-  else product_nr(1, C, A, lda, m, k, B, add);
+static void product(float *C, int64_t ldc, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int64_t ldb, int64_t n,
+                    int add) {
+  for (int64_t v = 0; v < n; v += 2 * VL)
+    if (v + VL < n)
+      product_nr(2, C + v, ldc, A, lda, m, k, B + v, ldb, add);
+    else
+      product_nr(1, C + v, ldc, A, lda, m, k, B + v, ldb, add);
 }
 #endif
 
@@ -250,5 +257,47 @@ static void rescale(float *O, const float *alpha, int64_t dv, int nv) {
   }
 }
 
+/* ---- Backward ---- */
+
+static void round_rows(uint16_t *to, int64_t lt, const float *rows, int64_t ld, int64_t n, int64_t d) {
+  for (int64_t j = 0; j < QKV_BLOCK; j++) {
+    uint16_t *t = to + j * lt;
+    int64_t x = 0;
+    for (; j < n && x + VL <= d; x += VL) v_store_bf16(t + x, v_loadu(rows + j * ld + x));
+    for (; j < n && x < d; x++) t[x] = qkv__narrow_bf16(rows[j * ld + x]);
+    memset(t + x, 0, (size_t)(lt - x) * 2);
+  }
+}
+
+static void pairs(uint32_t *to, int64_t lt, const uint16_t *rows, int64_t ld, int64_t d) {
+  for (int64_t i = 0; i < QKV_BLOCK / 2; i++)
+    for (int64_t x = 0; x < d; x += VL) {
+      const __m256i even = _mm256_loadu_si256((const __m256i *)(const void *)(rows + 2 * i * ld + x));
+      const __m256i odd = _mm256_loadu_si256((const __m256i *)(const void *)(rows + (2 * i + 1) * ld + x));
+      _mm512_store_si512(to + i * lt + x, _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16)));
+    }
+}
+
+/* Pairs of keys, then words transposed. */
+static void turn(uint16_t *to, const uint16_t *rows) {
+  for (int64_t j = 0; j < QKV_BLOCK; j += 32)
+    for (int64_t x = 0; x < QKV_BLOCK; x += VL) {
+      vf t[VL];
+      QKV_UNROLL_ALL for (int i = 0; i < VL; i++) {
+        const uint16_t *pair = rows + (j + 2 * i) * QKV_BLOCK + x;
+        const __m256i even = _mm256_loadu_si256((const __m256i *)(const void *)pair);
+        const __m256i odd = _mm256_loadu_si256((const __m256i *)(const void *)(pair + QKV_BLOCK));
+        t[i] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16)));
+      }
+      v_transpose(t);
+      QKV_UNROLL_ALL for (int i = 0; i < VL; i++) v_storeu((float *)(void *)(to + (x + i) * QKV_BLOCK + j), t[i]);
+    }
+}
+
+static void multiply(float *S, double c) {
+  const vf cc = v_set1((float)c);
+  for (int i = 0; i < QKV_BLOCK * QKV_BLOCK; i += VL) v_store(S + i, v_mul(v_load(S + i), cc));
+}
+
 extern const qkv__fast TABLE;
-const qkv__fast TABLE = {NAME, enter, leave, pack, pad, transpose, product, scale, softmax, rescale};
+const qkv__fast TABLE = {NAME, enter, leave, pack, pad, transpose, product, scale, softmax, rescale, round_rows, pairs, turn, multiply};

@@ -22,14 +22,23 @@ typedef struct qkv__fast {
   void (*pad)(uint16_t *to, const uint16_t *rows, int64_t ld, int64_t n, int64_t d);
   /* to[padded dv][64] = rows[n][dv] transposed, 0 around and for what is not finite; returns whether there was such */
   int (*transpose)(uint16_t *to, const uint16_t *rows, int64_t ld, int64_t n, int64_t dv);
-  /* C[m][w] = A[m][k] B[k / 2][w]; with `add`, added to what C holds. m is padded */
-  void (*product)(float *C, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int nv, int add);
+  /* C[m][n] = A[m][k] B[k / 2][n], of row strides ldc, lda, ldb; with `add`, added to what C holds. m and n are padded to 16 */
+  void (*product)(float *C, int64_t ldc, const uint16_t *A, int64_t lda, int64_t m, int64_t k, const uint32_t *B, int64_t ldb, int64_t n,
+                  int add);
   /* S[64][w] = S * c; M = fold into m */
   void (*scale)(float *S, double c, const float *m, float *M, int nv);
   /* z of M; alpha = exp2(m - z); m = M; p = exp2(S - z) rounded to bf16, as pairs in P[32][w]; l = fma(l, alpha, sum of p) */
   void (*softmax)(const float *S, uint32_t *P, float *m, const float *M, float *l, float *alpha, int nv);
   /* O[dv][w] = O * alpha */
   void (*rescale)(float *O, const float *alpha, int64_t dv, int nv);
+  /* BACKWARD. to[64][d] = rows[n][d] (row stride ld) rounded to bf16, 0 around */
+  void (*round)(uint16_t *to, int64_t lt, const float *rows, int64_t ld, int64_t n, int64_t d);
+  /* to[32][lt] = pairs of rows 2i and 2i + 1 of rows[64][d] (row stride ld); d is padded to 16 */
+  void (*pairs)(uint32_t *to, int64_t lt, const uint16_t *rows, int64_t ld, int64_t d);
+  /* The transposes of S and D: to[64 rows][64 keys] of [64 keys][64 rows] */
+  void (*turn)(uint16_t *to, const uint16_t *rows);
+  /* S[64][64] = S * c */
+  void (*multiply)(float *S, double c);
 } qkv__fast;
 
 #endif

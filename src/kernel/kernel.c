@@ -2,6 +2,7 @@
  * f64. */
 #include "kernel/kernel.h"
 
+#include "base/fma.h"
 #include "base/half.h"
 #include "base/order1.h"
 #include "base/port.h"
@@ -12,11 +13,13 @@ typedef double real;
 #define REAL_MAX    DBL_MAX
 #define C(name)     name##_F64
 #define QKV__SUFFIX f64
+#define scalar_fma  qkv__fma64
 #else
 typedef float real;
 #define REAL_MAX    FLT_MAX
 #define C(name)     name##_F32
 #define QKV__SUFFIX f32
+#define scalar_fma  qkv__fma32
 #endif
 
 #include QKV__ISA_HEADER

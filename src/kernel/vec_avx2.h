@@ -29,6 +29,7 @@ V vf v_sub(vf a, vf b) { return OP(sub)(a, b); }
 V vf v_mul(vf a, vf b) { return OP(mul)(a, b); }
 V vf v_div(vf a, vf b) { return OP(div)(a, b); }
 V vf v_fold(vf s, vf m) { return OP(max)(s, m); } /* the second operand when unordered */
+V vf v_min0(vf x) { return OP(min)(v_zero(), x); } /* NaN passes */
 V vm v_gt(vf a, vf b) { return CMP(a, b, _CMP_GT_OQ); }
 V vm v_eq(vf a, vf b) { return CMP(a, b, _CMP_EQ_OQ); }
 V vm v_or(vm a, vm b) { return OP(or)(a, b); }
@@ -75,6 +76,37 @@ V vf v_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
 }
 #endif
+/* Unsigned words, the even and the odd apart: each in the low half of 64 bits, with anything above. */
+#define UL 8
+typedef struct vu {
+  __m256i even, odd;
+} vu;
+V vu u_set1(uint32_t x) {
+  const vu r = {_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)};
+  return r;
+}
+V vu u_load(const uint32_t *p) {
+  const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
+  const vu r = {x, _mm256_srli_epi64(x, 32)};
+  return r;
+}
+V vu u_xor(vu a, vu b) {
+  const vu r = {_mm256_xor_si256(a.even, b.even), _mm256_xor_si256(a.odd, b.odd)};
+  return r;
+}
+V void u_mul(uint32_t m, vu x, vu *high, vu *low) {
+  const __m256i mm = _mm256_set1_epi32((int)m);
+  low->even = _mm256_mul_epu32(mm, x.even);
+  low->odd = _mm256_mul_epu32(mm, x.odd);
+  high->even = _mm256_srli_epi64(low->even, 32);
+  high->odd = _mm256_srli_epi64(low->odd, 32);
+}
+/* bit i: x[i] >= least */
+V uint64_t u_at_least(vu x, uint32_t least) {
+  const __m256i all = _mm256_blend_epi32(x.even, _mm256_slli_epi64(x.odd, 32), 0xaa);
+  const __m256i yes = _mm256_cmpeq_epi32(_mm256_max_epu32(all, _mm256_set1_epi32((int)least)), all);
+  return (uint64_t)_mm256_movemask_ps(_mm256_castsi256_ps(yes));
+}
 /* clang turns a sum into the operand that was broadcast, and then has too few registers for a tile of 4 x 3. */
 #if defined(__clang__)
 #ifdef QKV__F64

@@ -29,6 +29,7 @@ V vf v_sub(vf a, vf b) { return OP(sub)(a, b); }
 V vf v_mul(vf a, vf b) { return OP(mul)(a, b); }
 V vf v_div(vf a, vf b) { return OP(div)(a, b); }
 V vf v_fold(vf s, vf m) { return OP(max)(s, m); } /* the second operand when unordered */
+V vf v_min0(vf x) { return OP(min)(v_zero(), x); } /* NaN passes */
 V vm v_gt(vf a, vf b) { return CMP_MASK(a, b, _CMP_GT_OQ); }
 V vm v_eq(vf a, vf b) { return CMP_MASK(a, b, _CMP_EQ_OQ); }
 V vm v_or(vm a, vm b) { return (vm)(a | b); }
@@ -69,6 +70,36 @@ V vf v_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p)), 16));
 }
 #endif
+/* Unsigned words, the even and the odd apart: each in the low half of 64 bits, with anything above. */
+#define UL 16
+typedef struct vu {
+  __m512i even, odd;
+} vu;
+V vu u_set1(uint32_t x) {
+  const vu r = {_mm512_set1_epi32((int)x), _mm512_set1_epi32((int)x)};
+  return r;
+}
+V vu u_load(const uint32_t *p) {
+  const __m512i x = _mm512_loadu_si512(p);
+  const vu r = {x, _mm512_srli_epi64(x, 32)};
+  return r;
+}
+V vu u_xor(vu a, vu b) {
+  const vu r = {_mm512_xor_si512(a.even, b.even), _mm512_xor_si512(a.odd, b.odd)};
+  return r;
+}
+V void u_mul(uint32_t m, vu x, vu *high, vu *low) {
+  const __m512i mm = _mm512_set1_epi32((int)m);
+  low->even = _mm512_mul_epu32(mm, x.even);
+  low->odd = _mm512_mul_epu32(mm, x.odd);
+  high->even = _mm512_shuffle_epi32(low->even, _MM_PERM_DDBB); /* a shift would wait for the port of the products */
+  high->odd = _mm512_shuffle_epi32(low->odd, _MM_PERM_DDBB);
+}
+/* bit i: x[i] >= least */
+V uint64_t u_at_least(vu x, uint32_t least) {
+  const __m512i all = _mm512_mask_shuffle_epi32(x.even, 0xaaaa, x.odd, _MM_PERM_CCAA);
+  return _mm512_cmpge_epu32_mask(all, _mm512_set1_epi32((int)least));
+}
 #define v_pin(x) __asm__("" : "+v"(x))
 
 V void v_transpose(vf r[VL]) {

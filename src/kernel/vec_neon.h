@@ -47,6 +47,7 @@ V vm v_bits(uint64_t word) {
   return vtstq_u32(vdupq_n_u32((uint32_t)(word & 15)), lane);
 #endif
 }
+V vf v_min0(vf x) { return v_select(v_gt(x, v_zero()), v_zero(), x); } /* NaN passes */
 /* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays */
 V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
   (void)n;
@@ -69,6 +70,21 @@ V void v_store_bf16(uint16_t *p, vf x) {
 }
 V vf v_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 #endif
+#define UL 4
+typedef uint32x4_t vu;
+V vu u_set1(uint32_t x) { return vdupq_n_u32(x); }
+V vu u_load(const uint32_t *p) { return vld1q_u32(p); }
+V vu u_xor(vu a, vu b) { return veorq_u32(a, b); }
+V void u_mul(uint32_t m, vu x, vu *high, vu *low) {
+  const uint32x4_t a = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(x), m)), b = vreinterpretq_u32_u64(vmull_high_n_u32(x, m));
+  *low = vuzp1q_u32(a, b);
+  *high = vuzp2q_u32(a, b);
+}
+/* bit i: x[i] >= least */
+V uint64_t u_at_least(vu x, uint32_t least) {
+  const uint32x4_t lane = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(vcgeq_u32(x, vdupq_n_u32(least)), lane));
+}
 #define v_pin(x) __asm__("" : "+w"(x))
 
 V void v_transpose(vf r[VL]) {

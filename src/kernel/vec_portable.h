@@ -64,6 +64,7 @@ V void v_storeu(real *p, vf x) { EACH p[i] = x.x[i]; }
 V void v_store_f16(uint16_t *p, vf x) { EACH p[i] = qkv__narrow_f16(x.x[i]); }
 V void v_store_bf16(uint16_t *p, vf x) { EACH p[i] = qkv__narrow_bf16(x.x[i]); }
 #endif
+V vf v_min0(vf x) { return v_select(v_gt(x, v_zero()), v_zero(), x); } /* NaN passes */
 /* p * 2^n, n in the low bits of t; 0 where x < min; NaN stays */
 V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
   vf r;
@@ -76,6 +77,37 @@ V vf v_scale2(vf p, vf t, vf n, vf x, real min) {
     memcpy(&s, &b, sizeof s);
     r.x[i] = x.x[i] < min ? 0 : p.x[i] * s;
   }
+  return r;
+}
+#define UL 4
+typedef struct vu {
+  uint32_t x[UL];
+} vu;
+V vu u_set1(uint32_t x) {
+  vu r;
+  for (int i = 0; i < UL; i++) r.x[i] = x;
+  return r;
+}
+V vu u_load(const uint32_t *p) {
+  vu r;
+  memcpy(r.x, p, sizeof r.x);
+  return r;
+}
+V vu u_xor(vu a, vu b) {
+  for (int i = 0; i < UL; i++) a.x[i] ^= b.x[i];
+  return a;
+}
+V void u_mul(uint32_t m, vu x, vu *high, vu *low) {
+  for (int i = 0; i < UL; i++) {
+    const uint64_t product = (uint64_t)m * x.x[i];
+    high->x[i] = (uint32_t)(product >> 32);
+    low->x[i] = (uint32_t)product;
+  }
+}
+/* bit i: x[i] >= least */
+V uint64_t u_at_least(vu x, uint32_t least) {
+  uint64_t r = 0;
+  for (int i = 0; i < UL; i++) r |= (uint64_t)(x.x[i] >= least) << i;
   return r;
 }
 #define v_pin(x) (void)0

@@ -4,11 +4,37 @@
 #include "mask/mask.h"
 
 const qkv__mask_kind qkv__mask_kinds[QKV_MASK_KINDS] = {
-#define QKV__MASK_ROW(id, name, types, by_head) \
-  [QKV_MASK_##id] = {#name, types, by_head, qkv__mask_##name##_check, qkv__mask_##name##_tile, qkv__mask_##name##_next},
+#define QKV__MASK_ROW(id, name, types, extents, by_head) \
+  [QKV_MASK_##id] = {#name, types, extents, by_head, qkv__mask_##name##_check, qkv__mask_##name##_tile, qkv__mask_##name##_next},
     QKV__MASK_LIST(QKV__MASK_ROW)
 #undef QKV__MASK_ROW
 };
+
+int qkv__mask_no_heads(const qkv_mask *m) {
+  (void)m;
+  return 0;
+}
+int qkv__mask_all_heads(const qkv_mask *m) {
+  (void)m;
+  return 1;
+}
+int qkv__mask_t_heads(const qkv_mask *m) { return m->t.data && m->t.stride[1] != 0; }
+
+int qkv__mask_by_head(const qkv_problem *p) {
+  for (int64_t i = 0; i < p->mask_count; i++)
+    if (qkv__mask_kinds[p->mask[i].kind].by_head(&p->mask[i])) return 1;
+  return 0;
+}
+
+void qkv__mask_extents(const qkv_problem *p, int64_t max_rows, int64_t max_keys, const qkv_mask *m, int64_t t[4], int64_t u[4]) {
+  const int extents = qkv__mask_kinds[m->kind].extents, by_key = extents == QKV__BY_KEY, by_pair = extents == QKV__BY_PAIR;
+  t[0] = u[0] = p->batch;
+  t[1] = by_key ? 1 : p->num_heads;
+  t[2] = by_pair ? max_rows : 1;
+  t[3] = by_key ? max_keys : by_pair ? QKV_MAX(max_keys - QKV_MAX(m->a, 0), 0) : extents == QKV__BY_LIST ? QKV_MAX(m->a, 0) : 1;
+  u[1] = u[3] = 1;
+  u[2] = max_rows;
+}
 
 /* Index of the first term after the group that begins at i. */
 static int64_t group_end(const qkv_problem *p, int64_t i) {

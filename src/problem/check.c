@@ -70,7 +70,7 @@ qkv_status qkv__check_context(const qkv_context *in, qkv_context *out, char *tex
   if (!out->alloc != !out->release)
     return fail(r, QKV_BAD_CONTEXT, "context.alloc and context.release: only one of them is given");
   if (out->reserved) return fail(r, QKV_UNKNOWN_FIELD, "context.reserved %" PRId32 " is not 0", out->reserved);
-  if (out->flags & ~63u)
+  if (out->flags & ~127u)
     return fail(r, QKV_UNKNOWN_FIELD, "context.flags 0x%" PRIx32 " has bits this version does not know", out->flags);
   return QKV_OK;
 }
@@ -343,6 +343,16 @@ static qkv_status check_numbers(const report *r, qkv__problem *q) {
   if (!isfinite(q->c) || !isfinite(q->g))
     return fail(r, QKV_BAD_VALUE, "softmax_scale %g with softcap %g overflows %s", p->softmax_scale, p->softcap,
                 q->f64 ? "f64" : "f32");
+  if (!(p->dropout >= 0 && p->dropout <= 1)) return fail(r, QKV_BAD_VALUE, "dropout %g is not in 0..1", p->dropout);
+  q->keep = qkv__round(q, 1 - p->dropout);
+  q->r = p->dropout == 1 ? 0 : qkv__round(q, 1 / (1 - p->dropout));
+  q->drop = (uint64_t)floor(p->dropout * 0x1p32);
+  if (p->batch_origin < 0) return fail(r, QKV_BAD_VALUE, "batch_origin %" PRId64 " is negative", p->batch_origin);
+  if (p->head_origin < 0) return fail(r, QKV_BAD_VALUE, "head_origin %" PRId64 " is negative", p->head_origin);
+  if (p->heads_total == 0) p->heads_total = p->num_heads;
+  if (p->heads_total < p->num_heads || p->head_origin > p->heads_total - p->num_heads)
+    return fail(r, QKV_BAD_VALUE, "head_origin %" PRId64 " and num_heads %" PRId64 " are beyond heads_total %" PRId64,
+                p->head_origin, p->num_heads, p->heads_total);
   return QKV_OK;
 }
 
@@ -359,12 +369,20 @@ static void list_inputs(const qkv__problem *q, named *to) {
   memcpy(to, in, sizeof in);
 }
 
-static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
+static int data_types_of(const qkv__problem *q) { return q->f64 ? F64_BIT : F32_BIT | HALF_BITS; }
+
+static void list_results(const qkv__problem *q, named *out, named *lse) {
   const qkv_problem *p = &q->p;
   const int64_t bq = p->cu_seqlens_q ? 1 : p->batch;
-  const int main_type = q->f64 ? F64_BIT : F32_BIT, data_types = q->f64 ? F64_BIT : F32_BIT | HALF_BITS;
-  const named out = {"out", &p->out, {{bq, p->num_heads, p->seqlen_q, p->head_dim_v}}};
-  const named lse = {"lse", &p->lse, {{bq, p->num_heads, p->seqlen_q, 1}}};
+  *out = (named){"out", &p->out, {{bq, p->num_heads, p->seqlen_q, p->head_dim_v}}};
+  *lse = (named){"lse", &p->lse, {{bq, p->num_heads, p->seqlen_q, 1}}};
+}
+
+static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
+  const qkv_problem *p = &q->p;
+  const int main_type = q->f64 ? F64_BIT : F32_BIT, data_types = data_types_of(q), writes = !(uses & QKV__READS_OUT);
+  named out, lse;
+  list_results(q, &out, &lse);
   named in[INPUTS];
   list_inputs(q, in);
   for (int i = 0; i < INPUTS; i++) {
@@ -375,8 +393,9 @@ static qkv_status check_data(const report *r, const qkv__problem *q, int uses) {
                      0));
   }
   if (!(uses & QKV__USES_OUT)) return QKV_OK;
-  TRY(check_tensor(r, out.name, out.t, &out.e, data_types, 1));
-  if (p->lse.data) TRY(check_tensor(r, lse.name, lse.t, &lse.e, main_type | F32_BIT, 1));
+  TRY(check_tensor(r, out.name, out.t, &out.e, data_types, writes));
+  if (p->lse.data || !writes) TRY(check_tensor(r, lse.name, lse.t, &lse.e, main_type | F32_BIT, writes));
+  if (!writes) return QKV_OK;
   TRY(check_apart(r, &out, &lse));
   for (int i = 0; i < INPUTS; i++) {
     TRY(check_apart(r, &out, &in[i]));
@@ -399,20 +418,17 @@ static qkv_status check_masks(const report *r, const qkv__problem *q) {
       return fail(r, QKV_BAD_MASK, "%s.join %" PRId32 " is neither QKV_AND nor QKV_OR", name, m->join);
     if (i == 0 && m->join == QKV_OR) return fail(r, QKV_BAD_MASK, "%s.join is QKV_OR, but there is no term before it", name);
     if (m->reserved) return fail(r, QKV_UNKNOWN_FIELD, "%s.reserved %" PRId64 " is not 0", name, m->reserved);
+    const qkv__mask_kind *kind = &qkv__mask_kinds[m->kind];
+    extent4 te, ue;
+    char part[64];
+    qkv__mask_extents(p, q->max_rows, q->max_keys, m, te.n, ue.n);
+    snprintf(part, sizeof part, "%s.t", name);
+    if (kind->t_types && m->t.data) TRY(check_tensor(r, part, &m->t, &te, kind->t_types, 0));
+    snprintf(part, sizeof part, "%s.u", name);
+    if (kind->t_types && m->u.data) TRY(check_tensor(r, part, &m->u, &ue, kind->t_types, 0));
     char why[160] = "";
-    qkv_status s = qkv__mask_kinds[m->kind].check(p, m, why, sizeof why);
-    if (s != QKV_OK) return fail(r, s, "%s.%s (%s mask)", name, why, qkv__mask_kinds[m->kind].name);
-    if (qkv__mask_kinds[m->kind].t_types) { /* the tensor that the kind reads */
-      const int ids = m->kind == QKV_MASK_DOCUMENT;
-      const extent4 te = {
-          {p->batch, ids ? 1 : p->num_heads, ids ? 1 : q->max_rows, ids ? q->max_keys : QKV_MAX(q->max_keys - m->a, 0)}};
-      const extent4 ue = {{p->batch, 1, q->max_rows, 1}};
-      char part[64];
-      snprintf(part, sizeof part, "%s.t", name);
-      TRY(check_tensor(r, part, &m->t, &te, qkv__mask_kinds[m->kind].t_types, 0));
-      snprintf(part, sizeof part, "%s.u", name);
-      if (m->u.data) TRY(check_tensor(r, part, &m->u, &ue, qkv__mask_kinds[m->kind].t_types, 0));
-    }
+    qkv_status s = kind->check(p, m, why, sizeof why);
+    if (s != QKV_OK) return fail(r, s, "%s.%s (%s mask)", name, why, kind->name);
   }
   return QKV_OK;
 }
@@ -454,6 +470,61 @@ qkv_status qkv__check(const qkv_problem *in, int uses, qkv__problem *q, char *te
   TRY(check_entries(r, q));
   TRY(check_data(r, q, uses));
   TRY(check_masks(r, q));
+  return QKV_OK;
+}
+
+/* The tensors of the gradients: two inputs, then the outputs in the order of QKV_D... */
+enum { GRADIENT_INPUTS = 2, GRADIENTS = 7 };
+static void list_gradients(const qkv__problem *q, const qkv_gradients *g, named *to) {
+  const qkv_problem *p = &q->p;
+  const int64_t bq = p->cu_seqlens_q ? 1 : p->batch, bk = p->cu_seqlens_kv ? 1 : p->batch;
+  const named all[GRADIENTS] = {
+      {"gradients.dout", &g->dout, {{bq, p->num_heads, p->seqlen_q, p->head_dim_v}}},
+      {"gradients.dlse", &g->dlse, {{bq, p->num_heads, p->seqlen_q, 1}}},
+      {"gradients.dq", &g->dq, {{bq, p->num_heads, p->seqlen_q, p->head_dim}}},
+      {"gradients.dk", &g->dk, {{bk, p->num_kv_heads, p->seqlen_kv, p->head_dim}}},
+      {"gradients.dv", &g->dv, {{bk, p->num_kv_heads, p->seqlen_kv, p->head_dim_v}}},
+      {"gradients.dbias", &g->dbias, {{p->batch, p->num_heads, q->max_rows, q->max_keys}}},
+      {"gradients.dsinks", &g->dsinks, {{p->batch, p->num_heads, 1, 1}}}};
+  memcpy(to, all, sizeof all);
+  for (int i = 5; i < GRADIENTS; i++) /* an axis of stride 0 is summed over */
+    for (int a = 0; a < 4; a++)
+      if (to[i].t->stride[a] == 0 && to[i].e.n[a] > 1) to[i].e.n[a] = 1;
+}
+
+qkv_status qkv__check_gradients(const qkv_problem *problem, const qkv_gradients *in, int uses, qkv__problem *q,
+                                qkv__gradients *out, char *text, size_t bytes) {
+  const report rr = {text, bytes}, *r = &rr;
+  memset(out, 0, sizeof *out);
+  TRY(qkv__check(problem, uses ? uses | QKV__READS_OUT : 0, q, text, bytes));
+  if (in)
+    TRY(take_struct(r, "gradients", in, &out->g, sizeof out->g));
+  else if (uses)
+    return fail(r, QKV_BAD_POINTER, "gradients is NULL");
+  qkv_gradients *g = &out->g;
+  if (g->accumulate & ~(QKV_DQ | QKV_DK | QKV_DV | QKV_DBIAS | QKV_DSINKS))
+    return fail(r, QKV_UNKNOWN_FIELD, "gradients.accumulate 0x%" PRIx32 " has bits this version does not know",
+                (uint32_t)g->accumulate);
+  named all[GRADIENTS], problem_tensors[INPUTS + 2];
+  list_gradients(q, g, all);
+  list_inputs(q, problem_tensors);
+  list_results(q, &problem_tensors[INPUTS], &problem_tensors[INPUTS + 1]);
+  if (!in) out->wanted = QKV_DQ | QKV_DK | QKV_DV;
+  for (int i = GRADIENT_INPUTS; i < GRADIENTS; i++)
+    if (all[i].t->data) out->wanted |= 1 << (i - GRADIENT_INPUTS);
+  if ((out->wanted & QKV_DBIAS) && uses && !q->p.bias.data)
+    return fail(r, QKV_BAD_POINTER, "gradients.dbias is given, but bias.data is NULL");
+  if ((out->wanted & QKV_DSINKS) && uses && !q->p.sinks.data)
+    return fail(r, QKV_BAD_POINTER, "gradients.dsinks is given, but sinks.data is NULL");
+  for (int i = 0; i < GRADIENTS; i++) {
+    const int types = i == 1 || i == 6 ? F32_BIT | F64_BIT : data_types_of(q);
+    if (!all[i].t->data && (i > 0 || !uses)) continue;
+    TRY(check_tensor(r, all[i].name, all[i].t, &all[i].e, types, i >= GRADIENT_INPUTS));
+  }
+  for (int i = GRADIENT_INPUTS; i < GRADIENTS; i++) {
+    for (int k = 0; k < i; k++) TRY(check_apart(r, &all[i], &all[k]));
+    for (int k = 0; k < INPUTS + 2; k++) TRY(check_apart(r, &all[i], &problem_tensors[k]));
+  }
   return QKV_OK;
 }
 

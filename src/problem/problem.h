@@ -6,8 +6,9 @@
 
 #include "base/port.h"
 
-/* What a call reads and writes. Tensors it does not use may be left out (data NULL); out and lse are then not checked. */
-enum { QKV__USES_QK = 1, QKV__USES_V = 2, QKV__USES_OUT = 4 };
+/* What a call reads and writes. Tensors it does not use may be left out (data NULL); out and lse are then not checked.
+ * READS_OUT: out and lse are inputs, and both are needed if USES_OUT is there too. */
+enum { QKV__USES_QK = 1, QKV__USES_V = 2, QKV__USES_OUT = 4, QKV__READS_OUT = 8 };
 
 typedef struct qkv__problem {
   qkv_problem p;    /* the caller's, num_kv_heads, head_dim_v and softmax_scale made explicit */
@@ -17,6 +18,8 @@ typedef struct qkv__problem {
   int64_t max_rows; /* the most query rows of an entry */
   int64_t max_keys; /* the most keys of an entry */
   double c, g;      /* CONSTANTS of docs/NUMERICS.md, already rounded to the arithmetic's type */
+  double keep, r;   /* of dropout; 1 without */
+  uint64_t drop;    /* 32 random bits below this drop; 0: no dropout */
 } qkv__problem;
 
 /* One batch entry or ragged segment. Key j, b0 <= j < b1, has position position_k + j - b0; query i has position_q + i. */
@@ -32,6 +35,13 @@ typedef struct qkv__entry {
 } qkv__entry;
 
 qkv_status qkv__check(const qkv_problem *in, int uses, qkv__problem *out, char *text, size_t bytes);
+/* Gradients, and the problem they belong to. in NULL, with uses 0 only: dq, dk and dv are wanted. */
+typedef struct qkv__gradients {
+  qkv_gradients g;
+  int wanted; /* set of QKV_D... */
+} qkv__gradients;
+qkv_status qkv__check_gradients(const qkv_problem *problem, const qkv_gradients *in, int uses, qkv__problem *p,
+                                qkv__gradients *out, char *text, size_t bytes);
 qkv_status qkv__check_context(const qkv_context *in, qkv_context *out, char *text, size_t bytes);
 qkv_status qkv__check_region(const qkv__problem *p, const qkv_region *in, const qkv_tensor *to, qkv_region *out);
 /* A state against itself; against the problem too unless p is NULL. */

@@ -8,6 +8,8 @@
 #include "base/half.h"
 #include "base/log2.h"
 #include "base/order1.h"
+#include "base/philox.h"
+#include "qkv/sparse.h"
 
 #ifdef QKV__F64
 typedef double real;
@@ -89,6 +91,26 @@ static real load(const qkv_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_
 }
 static real load_bias(const row *r, int64_t j) { return load(&r->p->p.bias, r->e->b, r->h, r->i, j); }
 
+/* Whether a position is in the set of a term of keys or queries. */
+static int in_set(const row *r, const qkv_mask *m, int64_t at) {
+  if (!m->t.data) return m->a <= at && at < m->b;
+  for (int64_t n = 0; n < m->a; n++)
+    if (*(const int32_t *)(const void *)qkv__at(&m->t, 4, r->e->b, r->h, 0, n) == at) return at >= 0;
+  return 0;
+}
+
+static int block_listed(const row *r, const qkv_block_map *map, int64_t at) {
+  const int64_t rows = (map->seqlen_q + map->block - 1) / map->block;
+  const int64_t list = (map->batch > 1 ? r->e->b : 0) * map->num_heads + (map->num_heads > 1 ? r->h : 0);
+  if (r->position < 0) return 0;
+  const int32_t *from = map->indptr + list * (rows + 1) + r->position / map->block;
+  for (int32_t n = from[0]; n < from[1]; n++)
+    if (map->indices[n] == at / map->block) return 1;
+  return 0;
+}
+
+static int64_t remainder_of(int64_t a, int64_t b) { return (a % b + b) % b; }
+
 static int term_visible(const row *r, const qkv_mask *m, int64_t j) {
   const qkv__entry *e = r->e;
   const int64_t at = e->position_k + j - e->b0, start = e->position_k + r->i - e->b0;
@@ -103,6 +125,19 @@ static int term_visible(const row *r, const qkv_mask *m, int64_t j) {
     return own >= e->b0 && own < e->b1 && id == *(const int32_t *)(const void *)qkv__at(&m->t, 4, e->b, 0, 0, own);
   }
   case QKV_MASK_DENSE: return j < m->a || *(const unsigned char *)qkv__at(&m->t, 1, e->b, r->h, r->i, j - m->a) != 0;
+  case QKV_MASK_KEYS: return in_set(r, m, at);
+  case QKV_MASK_QUERIES: return in_set(r, m, r->position);
+  case QKV_MASK_CHUNK: {
+    const int64_t chunks = at / m->a - (r->position - remainder_of(r->position, m->a)) / m->a;
+    return -m->b <= chunks && chunks <= m->b;
+  }
+  case QKV_MASK_COLUMNS: return at % m->a >= m->a - m->b;
+  case QKV_MASK_STRIDED: {
+    const int64_t stride = m->t.data ? *(const int32_t *)(const void *)qkv__at(&m->t, 4, e->b, r->h, 0, 0) : m->a;
+    const int64_t apart = at > r->position ? at - r->position : r->position - at;
+    return apart % stride == 0 && (m->b < 0 || apart / stride <= m->b);
+  }
+  case QKV_MASK_BLOCKS: return block_listed(r, m->user, at);
   default: {
     const qkv_tile t = {e->b, r->h, r->i, 1, j, 1, r->position, at};
     uint64_t bits[64] = {0};
@@ -150,6 +185,20 @@ static real score(const row *r, int64_t j, int32_t stage) {
     a = FMA(-slope2, (real)distance, a);
   }
   return a;
+}
+
+/* ---- DROPOUT ---- */
+
+static int kept(const row *r, int64_t j) {
+  const qkv_problem *p = &r->p->p;
+  const int64_t at = r->e->position_k + j - r->e->b0;
+  const uint64_t head =
+      ((uint64_t)p->batch_origin + (uint64_t)r->e->b) * (uint64_t)p->heads_total + (uint64_t)p->head_origin + (uint64_t)r->h;
+  const uint32_t counter[4] = {(uint32_t)(at >> 2), (uint32_t)r->position, (uint32_t)head, (uint32_t)p->offset};
+  uint32_t word[4];
+  if (p->dropout == 0) return 1;
+  qkv__philox(counter, p->seed, word);
+  return word[at & 3] >= r->p->drop;
 }
 
 /* ---- Nodes ---- */
@@ -261,6 +310,8 @@ static void block(const row *r, int64_t j0, int64_t j1, node *n) {
     L = L + w[j];
   }
   n->l = FMA(n->l, al, L);
+  for (int64_t j = 0; j < j1 - j0; j++)
+    if (seen[j] && !kept(r, j0 + j)) w[j] = 0;
   for (int64_t x = 0; x < p->head_dim_v; x++) {
     real B = 0;
     for (int64_t j = 0; j < j1 - j0; j++)
@@ -308,15 +359,17 @@ static void store_lse(const row *r, double value) {
     *(float *)(void *)at = (float)value;
 }
 /* rounded once */
-static void store_out(const row *r, int64_t x, real value) {
-  const qkv_tensor *t = &r->p->p.out;
-  void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), r->e->batch_q, r->h, r->e->row0_q + r->i, x);
+static void store(const qkv_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, real value) {
+  void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), i0, i1, i2, i3);
   switch (t->dtype) {
   case QKV_F64: *(double *)at = value; break;
   case QKV_F16: *(uint16_t *)at = qkv__narrow_f16((float)value); break;
   case QKV_BF16: *(uint16_t *)at = qkv__narrow_bf16((float)value); break;
   default: *(float *)at = (float)value;
   }
+}
+static void store_out(const row *r, int64_t x, real value) {
+  store(&r->p->p.out, r->e->batch_q, r->h, r->e->row0_q + r->i, x, value);
 }
 static void store_empty(const row *r, double lse) {
   for (int64_t x = 0; x < r->p->p.head_dim_v; x++) store_out(r, x, 0);
@@ -343,7 +396,8 @@ static void finish(const row *r, node *n) {
     store_empty(r, (double)NEG_INF);
     return;
   }
-  for (int64_t x = 0; x < r->p->p.head_dim_v; x++) store_out(r, x, n->O[x] / n->l + 0);
+  const real keep = (real)r->p->keep, l = n->l * keep;
+  for (int64_t x = 0; x < r->p->p.head_dim_v; x++) store_out(r, x, keep == 0 ? 0 : n->O[x] / l + 0);
   store_lse(r, lse_of(n) + 0.0);
 }
 
@@ -369,6 +423,8 @@ static void standard(const row *r, node *n, real *s) {
       L = L + s[j - e->b0];
     }
     n->l = n->l + L;
+    for (int64_t j = j0; j < j1; j++)
+      if (!kept(r, j)) s[j - e->b0] = 0;
     for (int64_t x = 0; x < p->head_dim_v; x++) {
       real B = 0;
       for (int64_t j = j0; j < j1; j++)
@@ -377,6 +433,57 @@ static void standard(const row *r, node *n, real *s) {
     }
     j0 = j1;
   }
+}
+
+/* ---- BACKWARD ---- */
+
+/* What a row has for all its keys. */
+typedef struct backward {
+  real lse, L2, delta; /* delta less dlse */
+} backward;
+
+static backward backward_of(const row *r, const qkv_gradients *g) {
+  const qkv_problem *p = &r->p->p;
+  const qkv__entry *e = r->e;
+  const int64_t i = e->row0_q + r->i;
+  backward b = {load(&p->lse, e->batch_q, r->h, i, 0), 0, 0};
+  b.L2 = b.lse * (real)QKV_LOG2E;
+  for (int64_t x = 0; x < p->head_dim_v; x++)
+    b.delta = FMA(load(&g->dout, e->batch_q, r->h, i, x), load(&p->out, e->batch_q, r->h, i, x), b.delta);
+  if (g->dlse.data) b.delta = b.delta - load(&g->dlse, e->batch_q, r->h, i, 0);
+  return b;
+}
+
+/* What a row and a key that it sees have. */
+typedef struct pair {
+  real Pv, dS, dX;
+} pair;
+
+static pair pair_of(const row *r, const qkv_gradients *g, const backward *b, int64_t j) {
+  const qkv_problem *p = &r->p->p;
+  const qkv__entry *e = r->e;
+  pair to;
+  const real x = score(r, j, QKV_SCORES_BIASED) - b->L2, P = b->lse == NEG_INF ? 0 : exp2_c(x > 0 ? 0 : x);
+  real dP = 0;
+  for (int64_t c = 0; c < p->head_dim_v; c++)
+    dP = FMA(load(&g->dout, e->batch_q, r->h, e->row0_q + r->i, c), load(&p->v, e->batch_kv, r->kv, e->row0_kv + j, c), dP);
+  const int keeps = kept(r, j);
+  const real t = keeps ? FMA(dP, (real)r->p->r, -b->delta) : -b->delta;
+  to.Pv = keeps ? P * (real)r->p->r : 0;
+  to.dS = P * t;
+  to.dX = to.dS;
+  if (p->softcap > 0) {
+    const real T = tanh_c(score(r, j, QKV_SCORES_RAW));
+    to.dX = to.dS * FMA(-T, T, 1);
+  }
+  return to;
+}
+
+/* Stores value, or fl(old + value). */
+static void store_gradient(const qkv_gradients *g, int what, const qkv_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3,
+                           real value) {
+  if (g->accumulate & what) value = load(t, i0, i1, i2, i3) + value;
+  store(t, i0, i1, i2, i3, value);
 }
 
 /* ---- What the library calls ---- */
@@ -454,7 +561,9 @@ void NAME(scores)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t
   for (int64_t j = 0; j < p->max_keys; j++) {
     const int seen = i < e->nq && j >= e->b0 && j < e->b1 && visible(&r, j);
     double value;
-    if (stage == QKV_WEIGHTS) {
+    if (stage == QKV_KEPT)
+      value = i < e->nq && j >= e->b0 && j < e->b1 && kept(&r, j);
+    else if (stage == QKV_WEIGHTS) {
       if (!seen || L2 == NEG_INF)
         value = 0;
       else {
@@ -470,4 +579,123 @@ void NAME(scores)(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t
     else
       ((float *)to)[j * stride] = (float)value;
   }
+}
+
+enum { COLUMNS = 64 }; /* of a gradient, formed at a time */
+
+void NAME(dq)(const qkv__problem *p, const qkv__gradients *to, const qkv__entry *e, int64_t h, int64_t i) {
+  const qkv_gradients *g = &to->g;
+  const row r = make_row(p, e, h, i);
+  const int64_t d = p->p.head_dim;
+  if (!g->dq.data) return;
+  for (int64_t c = 0; c < d; c += COLUMNS) {
+    const int64_t columns = QKV_MIN(COLUMNS, d - c);
+    real total[COLUMNS] = {0};
+    const backward b = i < e->nq ? backward_of(&r, g) : (backward){0, 0, 0};
+    for (int64_t j0 = e->b0; i < e->nq && j0 < e->b1;) { /* key blocks */
+      const int64_t at = e->position_k + j0 - e->b0, j1 = QKV_MIN(e->b1, j0 + QKV_BLOCK - at % QKV_BLOCK);
+      real B[COLUMNS] = {0};
+      for (int64_t j = j0; j < j1; j++) {
+        if (!visible(&r, j)) continue;
+        const real dX = pair_of(&r, g, &b, j).dX;
+        for (int64_t x = 0; x < columns; x++) B[x] = FMA(dX, load(&p->p.k, e->batch_kv, r.kv, e->row0_kv + j, c + x), B[x]);
+      }
+      for (int64_t x = 0; x < columns; x++) total[x] = total[x] + B[x];
+      j0 = j1;
+    }
+    const real scale = (real)qkv__round(p, p->p.softmax_scale);
+    for (int64_t x = 0; x < columns; x++)
+      store_gradient(g, QKV_DQ, &g->dq, e->batch_q, h, e->row0_q + i, c + x, scale * total[x] + 0);
+  }
+}
+
+/* Columns [c, c + columns) of key j's sum: of dX and q, or of Pv and dout. */
+static void sum_of_key(const qkv__problem *p, const qkv_gradients *g, const qkv__entry *e, int64_t kv, int64_t j, int of_value, int64_t c,
+                       int64_t columns, real *total) {
+  const qkv_tensor *t = of_value ? &g->dout : &p->p.q;
+  for (int64_t x = 0; x < columns; x++) total[x] = 0;
+  if (j < e->b0 || j >= e->b1) return;
+  for (int64_t h = kv * p->group; h < (kv + 1) * p->group; h++)
+    for (int64_t i0 = 0; i0 < e->nq; i0 += QKV_BLOCK) { /* query blocks */
+      real B[COLUMNS] = {0};
+      for (int64_t i = i0; i < QKV_MIN(e->nq, i0 + QKV_BLOCK); i++) {
+        const row r = make_row(p, e, h, i);
+        if (!visible(&r, j)) continue;
+        const backward b = backward_of(&r, g);
+        const pair of = pair_of(&r, g, &b, j);
+        for (int64_t x = 0; x < columns; x++)
+          B[x] = FMA(of_value ? of.Pv : of.dX, load(t, e->batch_q, h, e->row0_q + i, c + x), B[x]);
+      }
+      for (int64_t x = 0; x < columns; x++) total[x] = total[x] + B[x];
+    }
+}
+
+void NAME(dkv)(const qkv__problem *p, const qkv__gradients *to, const qkv__entry *e, int64_t kv, int64_t j) {
+  const qkv_gradients *g = &to->g;
+  const real scale = (real)qkv__round(p, p->p.softmax_scale);
+  real total[COLUMNS];
+  for (int64_t c = 0; g->dk.data && c < p->p.head_dim; c += COLUMNS) {
+    const int64_t columns = QKV_MIN(COLUMNS, p->p.head_dim - c);
+    sum_of_key(p, g, e, kv, j, 0, c, columns, total);
+    for (int64_t x = 0; x < columns; x++)
+      store_gradient(g, QKV_DK, &g->dk, e->batch_kv, kv, e->row0_kv + j, c + x, scale * total[x] + 0);
+  }
+  for (int64_t c = 0; g->dv.data && c < p->p.head_dim_v; c += COLUMNS) {
+    const int64_t columns = QKV_MIN(COLUMNS, p->p.head_dim_v - c);
+    sum_of_key(p, g, e, kv, j, 1, c, columns, total);
+    for (int64_t x = 0; x < columns; x++) store_gradient(g, QKV_DV, &g->dv, e->batch_kv, kv, e->row0_kv + j, c + x, total[x] + 0);
+  }
+}
+
+/* The copies of index i on an axis of a gradient: all indices if it is summed over the axis. */
+typedef struct copies {
+  int64_t from, to;
+} copies;
+static copies copies_of(const qkv_tensor *t, int axis, int64_t i, int64_t extent) {
+  const copies all = {0, extent}, one = {i, QKV_MIN(i + 1, extent)};
+  return t->stride[axis] == 0 ? all : one;
+}
+
+void NAME(dbias)(const qkv__problem *p, const qkv__gradients *to, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const qkv_gradients *g = &to->g;
+  const qkv_tensor *t = &g->dbias;
+  const copies entries = copies_of(t, 0, b, p->p.batch), heads = copies_of(t, 1, h, p->p.num_heads);
+  real total = 0;
+  for (int64_t bb = entries.from; bb < entries.to; bb++)
+    for (int64_t hh = heads.from; hh < heads.to; hh++) {
+      qkv__entry e;
+      qkv__entry_of(p, bb, &e);
+      const copies rows = copies_of(t, 2, i, e.nq), keys = copies_of(t, 3, j, e.b1);
+      for (int64_t ii = rows.from; ii < rows.to; ii++) {
+        const row r = make_row(p, &e, hh, ii);
+        const backward of = backward_of(&r, g);
+        for (int64_t jj = QKV_MAX(keys.from, e.b0); jj < keys.to; jj++)
+          if (visible(&r, jj)) total = total + pair_of(&r, g, &of, jj).dS;
+      }
+    }
+  store_gradient(g, QKV_DBIAS, t, b, h, i, j, total + 0);
+}
+
+void NAME(dsinks)(const qkv__problem *p, const qkv__gradients *to, int64_t b, int64_t h) {
+  const qkv_gradients *g = &to->g;
+  const qkv_tensor *t = &g->dsinks;
+  const copies entries = copies_of(t, 0, b, p->p.batch), heads = copies_of(t, 1, h, p->p.num_heads);
+  real total = 0;
+  for (int64_t bb = entries.from; bb < entries.to; bb++)
+    for (int64_t hh = heads.from; hh < heads.to; hh++) {
+      qkv__entry e;
+      qkv__entry_of(p, bb, &e);
+      const real sink2 = (real)(qkv__parameter(&p->p.sinks, bb, hh) * QKV_LOG2E);
+      for (int64_t i0 = 0; i0 < e.nq; i0 += QKV_BLOCK) {
+        real B = 0;
+        for (int64_t i = i0; i < QKV_MIN(e.nq, i0 + QKV_BLOCK); i++) {
+          const row r = make_row(p, &e, hh, i);
+          const backward of = backward_of(&r, g);
+          const real x = sink2 - of.L2, Ps = of.lse == NEG_INF || sink2 == NEG_INF ? 0 : exp2_c(x > 0 ? 0 : x);
+          B = FMA(Ps, of.delta, B);
+        }
+        total = total + B;
+      }
+    }
+  store_gradient(g, QKV_DSINKS, t, b, h, 0, 0, 0 - total + 0);
 }

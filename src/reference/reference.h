@@ -19,7 +19,13 @@
                                  int64_t row, void *work);                                                                  \
   /* One value per key: SCORES of docs/NUMERICS.md. `to` is a row of stride `stride`, f32 or (wide) f64. */                 \
   void qkv__reference_scores_##F(const qkv__problem *p, const qkv__entry *e, int64_t h, int64_t i, int32_t stage, void *to, \
-                                 int64_t stride, int wide, void *work);
+                                 int64_t stride, int wide, void *work);                                                     \
+  /* BACKWARD, each stored in its tensors where they are wanted: dq of a row; dk and dv of key j (index within the entry) of a  \
+   * key-value head; one element of dbias and of dsinks (index 0 on the axes they are summed over). */                      \
+  void qkv__reference_dq_##F(const qkv__problem *p, const qkv__gradients *g, const qkv__entry *e, int64_t h, int64_t i);     \
+  void qkv__reference_dkv_##F(const qkv__problem *p, const qkv__gradients *g, const qkv__entry *e, int64_t kv, int64_t j);   \
+  void qkv__reference_dbias_##F(const qkv__problem *p, const qkv__gradients *g, int64_t b, int64_t h, int64_t i, int64_t j); \
+  void qkv__reference_dsinks_##F(const qkv__problem *p, const qkv__gradients *g, int64_t b, int64_t h);
 QKV__REFERENCE_DECLARE(f32)
 QKV__REFERENCE_DECLARE(f64)
 #undef QKV__REFERENCE_DECLARE

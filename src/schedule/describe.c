@@ -126,8 +126,7 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
   if (!standard && room.base) qkv__schedule_fill(&g, &plan);
 
   numbers n = {0};
-  int by_head = 0;
-  for (int64_t i = 0; i < p.p.mask_count; i++) by_head |= qkv__mask_kinds[p.p.mask[i].kind].by_head;
+  const int by_head = qkv__mask_by_head(&p.p);
   for (int64_t b = 0; b < p.p.batch; b++) {
     qkv__entry e;
     qkv__entry_of(&p, b, &e);

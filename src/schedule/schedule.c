@@ -151,14 +151,13 @@ static void sort(qkv__cost *c, int64_t n) {
 
 void qkv__schedule_fill(const qkv__engine *g, qkv__schedule *s) {
   const int64_t heads = g->p->p.num_kv_heads;
-  int by_head = 0;
+  const int by_head = qkv__mask_by_head(&g->p->p);
   int64_t first = 0;
   if (s->starts) s->starts[0] = 0;
   /* equal tasks need no order, and looking for one must stay small beside the work */
   if (s->nodes > 1 || s->grain > 1 || (is_even(g->p) && !g->p->p.mask_count && !g->p->p.kv_length && !g->p->p.kv_begin) ||
       (double)s->row_tasks * (double)g->p->max_keys > 64 * 2e6)
     s->order = NULL;
-  for (int64_t i = 0; i < g->p->p.mask_count; i++) by_head |= qkv__mask_kinds[g->p->p.mask[i].kind].by_head;
   if (!s->starts && !s->order) return;
   for (int64_t b = 0; b < g->p->p.batch; b++) {
     qkv__entry e;

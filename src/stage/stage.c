@@ -1,7 +1,10 @@
 /* Element by element: any dtype and strides <-> rows of f32 or f64. Unit strides of 16 bits take the kernels' way. */
 #include "stage/stage.h"
 
+#include <string.h>
+
 #include "base/half.h"
+#include "problem/problem.h"
 
 typedef void (*load_fn)(void *to, int64_t ld, const void *from, int64_t rs, int64_t cs, int64_t rows, int64_t columns);
 typedef void (*store_fn)(void *to, int64_t rs, int64_t cs, const void *from, int64_t ld, int64_t rows, int64_t columns);
@@ -55,7 +58,10 @@ int qkv__stage_direct(const qkv__kernel *k, const qkv_tensor *t) {
 
 void qkv__stage_load(const qkv__kernel *k, void *to, int64_t ld, const qkv_tensor *t, const void *from, int64_t rows,
                      int64_t columns) {
-  if ((t->dtype == QKV_F16 || t->dtype == QKV_BF16) && t->stride[3] == 1)
+  if (qkv__stage_direct(k, t))
+    for (int64_t i = 0; i < rows; i++)
+      memcpy((char *)to + i * ld * k->real_bytes, (const char *)from + i * t->stride[2] * k->real_bytes, (size_t)(columns * k->real_bytes));
+  else if ((t->dtype == QKV_F16 || t->dtype == QKV_BF16) && t->stride[3] == 1)
     k->widen(to, ld, from, t->stride[2], rows, columns, t->dtype == QKV_BF16);
   else
     rows_of[t->dtype].load[is_f64(k)](to, ld, from, t->stride[2], t->stride[3], rows, columns);
@@ -67,4 +73,14 @@ void qkv__stage_store(const qkv__kernel *k, const qkv_tensor *t, void *to, const
     k->narrow(to, t->stride[2], from, ld, rows, columns, t->dtype == QKV_BF16);
   else
     rows_of[t->dtype].store[is_f64(k)](to, t->stride[2], t->stride[3], from, ld, rows, columns);
+}
+
+double qkv__stage_value(const qkv_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+  const void *at = qkv__at(t, qkv__dtype_bytes(t->dtype), i0, i1, i2, i3);
+  switch (t->dtype) {
+  case QKV_F64: return *(const double *)at;
+  case QKV_F16: return qkv__widen_f16(*(const uint16_t *)at);
+  case QKV_BF16: return qkv__widen_bf16(*(const uint16_t *)at);
+  default: return *(const float *)at;
+  }
 }

@@ -16,4 +16,7 @@ void qkv__stage_load(const qkv__kernel *k, void *to, int64_t ld, const qkv_tenso
 void qkv__stage_store(const qkv__kernel *k, const qkv_tensor *t, void *to, const void *from, int64_t ld, int64_t rows,
                       int64_t columns);
 
+/* One value of any float type, widened. */
+double qkv__stage_value(const qkv_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
+
 #endif

@@ -1,4 +1,5 @@
-/* The verb bench and what it measures with. Linked with --wrap=qkv_forward: a test can spoil results, or interrupt a run. */
+/* The verb bench and what it measures with. Linked with --wrap=qkv_forward and --wrap=qkv_backward: a test can spoil
+ * results, or interrupt a run. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -21,12 +22,18 @@ static char folder[] = "/tmp/qkv-bench-XXXXXX";
 static int spoil;            /* the last row of each result is wrong */
 static int leave_unwritten;  /* the last row of each result is not written */
 static int64_t interrupt_at; /* a call of this length brings SIGINT; 0: never */
+static int spoil_dq, spoil_dk, spoil_dv; /* the last row of each */
+static int dv_unwritten;
+static size_t hoard; /* bytes that a backward pass takes besides */
+static int interrupt_backward;
+static int refuse_others; /* than problems with a dropout of 0.25 */
 
 qkv_status __real_qkv_forward(const qkv_context *c, const qkv_problem *p, void *scratch, size_t bytes);
 qkv_status __wrap_qkv_forward(const qkv_context *c, const qkv_problem *p, void *scratch, size_t bytes);
 
 qkv_status __wrap_qkv_forward(const qkv_context *c, const qkv_problem *p, void *scratch, size_t bytes) {
   if (interrupt_at > 0 && p->seqlen_q == interrupt_at) raise(SIGINT);
+  if (refuse_others && p->dropout != 0.25) return QKV_UNSUPPORTED;
   qkv_status status = __real_qkv_forward(c, p, scratch, bytes);
   if (status == QKV_OK && (spoil || leave_unwritten) && p->out.dtype == QKV_F32) {
     int64_t dim = p->head_dim_v ? p->head_dim_v : p->head_dim;
@@ -34,6 +41,31 @@ qkv_status __wrap_qkv_forward(const qkv_context *c, const qkv_problem *p, void *
     if (spoil) last[dim / 2] += 1e-3F;
     if (leave_unwritten) memset(last, 0xff, sizeof *last);
   }
+  return status;
+}
+
+qkv_status __real_qkv_backward(const qkv_context *c, const qkv_problem *p, const qkv_gradients *g, void *scratch,
+                               size_t bytes);
+qkv_status __wrap_qkv_backward(const qkv_context *c, const qkv_problem *p, const qkv_gradients *g, void *scratch,
+                               size_t bytes);
+
+static float *last_row(const qkv_tensor *t, int64_t heads, int64_t rows) {
+  return (float *)t->data + (heads - 1) * t->stride[1] + (rows - 1) * t->stride[2];
+}
+
+qkv_status __wrap_qkv_backward(const qkv_context *c, const qkv_problem *p, const qkv_gradients *g, void *scratch,
+                               size_t bytes) {
+  if (interrupt_backward) raise(SIGINT);
+  if (refuse_others && p->dropout != 0.25) return QKV_UNSUPPORTED;
+  void *hidden = hoard > 0 ? machine_map(hoard) : NULL;
+  if (hidden) memset(hidden, 1, hoard);
+  qkv_status status = __real_qkv_backward(c, p, g, scratch, bytes);
+  machine_unmap(hidden, hoard);
+  if (status != QKV_OK || g->dq.dtype != QKV_F32) return status;
+  if (spoil_dq) last_row(&g->dq, p->num_heads, p->seqlen_q)[0] += 1e-3F;
+  if (spoil_dk) last_row(&g->dk, p->num_kv_heads, p->seqlen_kv)[0] += 1e-3F;
+  if (spoil_dv) last_row(&g->dv, p->num_kv_heads, p->seqlen_kv)[0] += 1e-3F;
+  if (dv_unwritten) memset(last_row(&g->dv, p->num_kv_heads, p->seqlen_kv), 0xff, sizeof(float));
   return status;
 }
 
@@ -96,6 +128,15 @@ static cJSON *read_json(const char *name) {
   return json;
 }
 
+static void write_json(const char *name, const cJSON *json) {
+  FILE *f = fopen(name, "w");
+  assert_non_null(f);
+  char *text = cJSON_Print(json);
+  fputs(text, f);
+  cJSON_free(text);
+  assert_int_equal(fclose(f), 0);
+}
+
 static double number(const cJSON *row, const char *name) {
   const cJSON *x = cJSON_GetObjectItemCaseSensitive(row, name);
   if (!cJSON_IsNumber(x)) fail_msg("no number %s", name);
@@ -131,6 +172,8 @@ static void test_machine(void **state) {
   assert_true(machine_peak_gflops(QKV_F64, machine_best_isa()) > 0.01);
 }
 
+static int meter_sees; /* memory that nobody asked the context for */
+
 static void test_meter(void **state) {
   (void)state;
   qkv_context context = qkv_context_default();
@@ -159,6 +202,7 @@ static void test_meter(void **state) {
   machine_unmap(hidden, bytes);
   size_t seen = machine_meter_end(&context, 0);
   assert_true(seen == 0 || (seen > bytes / 2 && seen < 2 * bytes));
+  meter_sees = seen > 0;
 }
 
 static void test_rows(void **state) {
@@ -233,6 +277,109 @@ static void test_half(void **state) {
   cJSON_Delete(json);
 }
 
+/* What qkv_backward_scratch says of such a problem. */
+static size_t backward_scratch(int64_t n, int causal) {
+  float data[1] = {0};
+  qkv_problem p = qkv_problem_default();
+  qkv_mask mask = qkv_causal();
+  size_t bytes = 0;
+  p.batch = 1;
+  p.num_heads = 4;
+  p.num_kv_heads = 2;
+  p.seqlen_q = p.seqlen_kv = n;
+  p.head_dim = 16;
+  p.head_dim_v = 24;
+  p.q = qkv_bhsd(data, QKV_F32, 4, n, 16);
+  p.k = qkv_bhsd(data, QKV_F32, 2, n, 16);
+  p.v = qkv_bhsd(data, QKV_F32, 2, n, 24);
+  p.out = qkv_bhsd(data, QKV_F32, 4, n, 24);
+  p.lse = qkv_bhs(data, QKV_F32, 4, n);
+  p.mask = &mask;
+  p.mask_count = causal;
+  assert_int_equal(qkv_backward_scratch(NULL, &p, NULL, &bytes), QKV_OK);
+  return bytes;
+}
+
+static void test_backward(void **state) {
+  (void)state;
+  assert_int_equal(run_bench("--seqlen", "64,100", "--heads", "4", "--kv-heads", "2", "--head-dim", "16/24", "--mask",
+                             "causal,none", "--direction", "fwd,bwd", "--dropout", "0,0.25", "--repeat", "1", "--json",
+                             path_of("rows"), NULL),
+                   0);
+  assert_said("out", "flash     agrees with float64");
+  assert_said("out", "backward  agrees with float64");
+  cJSON *json = read_json("rows");
+  assert_int_equal(length(json, "rows"), 16);
+  int backward = 0, dropped = 0;
+  const cJSON *row;
+  cJSON_ArrayForEach(row, cJSON_GetObjectItem(json, "rows")) {
+    double n = number(row, "seqlen_q"), done = number(row, "gflops") * number(row, "seconds") * 1e9;
+    int causal = strcmp(cJSON_GetObjectItem(row, "mask")->valuestring, "causal") == 0;
+    int bwd = strcmp(cJSON_GetObjectItem(row, "direction")->valuestring, "bwd") == 0;
+    double flops = 4 * (causal ? n * (n + 1) / 2 : n * n) * 2 * (bwd ? 3 * 16 + 2 * 24 : 16 + 24);
+    assert_true(done > 0.999 * flops && done < 1.001 * flops);
+    assert_true(number(row, "error") <= number(row, "error_bound"));
+    if (bwd) assert_true(number(row, "extra_bytes") == (double)backward_scratch((int64_t)n, causal));
+    backward += bwd;
+    dropped += number(row, "dropout") == 0.25;
+  }
+  assert_true(backward == 8 && dropped == 8);
+  cJSON_Delete(json);
+
+  refuse_others = 1;
+  int refused = run_bench("--seqlen", "64", "--head-dim", "8", "--direction", "fwd,bwd", "--repeat", "1", NULL);
+  int taken = run_bench("--seqlen", "64", "--head-dim", "8", "--direction", "fwd,bwd", "--dropout", "0.25", "--repeat", "1",
+                        NULL);
+  refuse_others = 0;
+  assert_true(refused == 1 && taken == 0);
+
+  /* Other types and threads; and what has no backward pass of its own. */
+  assert_int_equal(run_bench("--seqlen", "33", "--seqlen-kv", "70", "--head-dim", "8", "--dtype", "f64,f16,bf16",
+                             "--direction", "bwd", "--mask", "causal", "--threads", "2", "--algorithm", "standard,flash",
+                             "--repeat", "1", "--json", path_of("types"), NULL),
+                   0);
+  assert_said("out", "the backward pass is the same for standard and flash");
+  json = read_json("types");
+  assert_int_equal(length(json, "rows"), 3);
+  assert_int_equal(length(json, "skipped"), 3);
+  cJSON_Delete(json);
+  assert_int_equal(
+      run_bench("--seqlen", "40", "--head-dim", "8", "--mask", "none", "--direction", "bwd", "--repeat", "1", NULL), 0);
+  assert_said("out", "backward, 2 heads, head_dim 8, f32, no mask, 1 thread, ");
+}
+
+static void test_wrong_gradients_get_no_numbers(void **state) {
+  (void)state;
+  static const struct {
+    int *fault;
+    const char *said;
+  } cases[] = {{&spoil_dq, "WRONG: dq: batch 0, head 1, row 63, column 0 is"},
+               {&spoil_dk, "WRONG: dk: batch 0, head 1, row 63, column 0 is"},
+               {&spoil_dv, "WRONG: dv: batch 0, head 1, row 63, column 0 is"},
+               {&dv_unwritten, "WRONG: dv: batch 0, head 1, row 63 was not written, or is no number"},
+               {&spoil, "WRONG: batch 0, head 1, row 63"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    *cases[i].fault = 1;
+    int status =
+        run_bench("--seqlen", "64", "--head-dim", "16", "--mask", "none", "--direction", "bwd", "--repeat", "1", NULL);
+    *cases[i].fault = 0;
+    assert_int_equal(status, 1);
+    assert_said("out", cases[i].said);
+    assert_said("err", "1 of 1 results are wrong");
+  }
+  /* More memory than it tells. */
+  hoard = (size_t)48 << 20;
+  int status =
+      run_bench("--seqlen", "64", "--head-dim", "16", "--mask", "none", "--direction", "bwd", "--repeat", "1", NULL);
+  hoard = 0;
+  assert_int_equal(status, meter_sees);
+  if (meter_sees) assert_said("out", "of extra memory, and qkv_backward_describe says");
+  interrupt_backward = 1;
+  status = run_bench("--seqlen", "64", "--head-dim", "16", "--mask", "none", "--direction", "bwd", "--repeat", "1", NULL);
+  interrupt_backward = 0;
+  assert_int_equal(status, 128 + SIGINT);
+}
+
 /* Rows of the suite, and the gate against results that are kept. */
 static void test_suite(void **state) {
   (void)state;
@@ -254,12 +401,7 @@ static void test_suite(void **state) {
       cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), i);
       cJSON_SetNumberValue(cJSON_GetObjectItem(row, "share_median"), faster ? 400 : 1);
     }
-    FILE *f = fopen(name, "w");
-    assert_non_null(f);
-    char *text = cJSON_Print(json);
-    fputs(text, f);
-    cJSON_free(text);
-    assert_int_equal(fclose(f), 0);
+    write_json(name, json);
     assert_int_equal(run_bench("--suite", "--quick", "--only", rows, "--gate", folder, NULL), faster);
     assert_said("out", faster ? "2 lost more than 10 points" : "0 lost more than 10 points");
     assert_said("out", "kept.json");
@@ -270,6 +412,25 @@ static void test_suite(void **state) {
   spoil = 0;
   assert_int_equal(status, 1);
   assert_said("out", "WRONG");
+  assert_int_equal(run_bench("--suite", "--quick", "--only", "f32 backward, n =", "--json", name, NULL), 0);
+  json = read_json("kept.json");
+  assert_int_equal(length(json, "rows"), 2);
+  for (int i = 0; i < 2; i++) {
+    const cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), i);
+    assert_string_equal(cJSON_GetObjectItem(row, "direction")->valuestring, "bwd");
+    assert_true(number(row, "seqlen_q") == 1024 && number(row, "share_best") > 0);
+  }
+  cJSON_Delete(json);
+  assert_int_equal(run_bench("--suite", "--quick", "--only", "dropout 0.1", "--json", name, NULL), 0);
+  json = read_json("kept.json");
+  assert_int_equal(length(json, "rows"), 1);
+  cJSON *dropout = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "rows"), 0);
+  assert_true(number(dropout, "dropout") == 0.1 && number(dropout, "must") == 25);
+  cJSON_SetNumberValue(cJSON_GetObjectItem(dropout, "median"), -60); /* less than half the time with than without */
+  write_json(name, json);
+  cJSON_Delete(json);
+  assert_int_equal(run_bench("--suite", "--quick", "--only", "dropout 0.1", "--gate", folder, NULL), 1);
+  assert_said("out", "1 lost more than 10 points");
   assert_int_equal(run_bench("--suite", "--only", "no such row", NULL), 2);
   assert_int_equal(run_bench("--suite", "--only", rows, "--gate", "/nowhere/at/all", NULL), 1);
 }
@@ -370,7 +531,11 @@ static void test_usage(void **state) {
                                        {"--isa", "mmx", "mmx"},
                                        {"--head-dim", "64/0", "--head-dim"},
                                        {"--mask", "causl", "causl"},
-                                       {"--direction", "bwd", "fwd only"},
+                                       {"--direction", "sideways", "none of fwd, bwd"},
+                                       {"--dropout", "0.1,1.5", "1.5 is no probability: 0 to 1"},
+                                       {"--dropout", "rarely", "'rarely' is not a number"},
+                                       {"--suite", "--direction=bwd", "a grid of its own"},
+                                       {"--compare", "--direction=bwd", "the same backward pass"},
                                        {"--plot", "chart.pdf", ".svg or .png"},
                                        {"--input-q", "q.npy", "together"},
                                        {"--nothing", "x", "--nothing"}};
@@ -406,6 +571,8 @@ int main(void) {
       cmocka_unit_test(test_rows),
       cmocka_unit_test(test_types),
       cmocka_unit_test(test_half),
+      cmocka_unit_test(test_backward),
+      cmocka_unit_test(test_wrong_gradients_get_no_numbers),
       cmocka_unit_test(test_suite),
       cmocka_unit_test(test_wrong_results_get_no_numbers),
       cmocka_unit_test(test_interrupt_leaves_what_is_complete),

@@ -43,6 +43,11 @@ static void digest_text(int n, char text[PROBLEM_TEXT_BYTES]) {
   }
   problem_spec spec;
   problem_random(1, (uint64_t)n, 3e4, &spec);
+  /* No words that concern the backward pass alone. */
+  spec.dlse = spec.accumulate = false;
+  spec.want = 0;
+  memset(spec.summed, 0, sizeof spec.summed);
+  memset(spec.gradient_dtype, 0, sizeof spec.gradient_dtype);
   problem_print(&spec, text, PROBLEM_TEXT_BYTES);
 }
 

@@ -119,7 +119,7 @@ static bool break_it(int n, qkv_problem *p, breakage *b) {
     CASE(40, QKV_BAD_MASK, "mask_count", "-1", NULL, p->mask_count = -1)
     CASE(41, QKV_BAD_POINTER, "mask", "NULL", NULL, (p->mask = NULL, p->mask_count = 2))
     CASE(42, QKV_BAD_MASK, "mask[0]", "kind", "0", use_mask(p, qkv_mask_term(0, 0, 0)))
-    CASE(43, QKV_BAD_MASK, "mask[0]", "kind", "7", use_mask(p, qkv_mask_term(7, 0, 0)))
+    CASE(43, QKV_BAD_MASK, "mask[0]", "kind", "13", use_mask(p, qkv_mask_term(QKV_MASK_KINDS, 0, 0)))
     CASE(44, QKV_BAD_MASK, "mask[0]", "join", NULL, use_mask(p, qkv_or(qkv_causal())))
     CASE(45, QKV_BAD_MASK, "mask[1]", "join", "3", (use_mask(p, qkv_causal()), broken[1].join = 3))
     CASE(46, QKV_BAD_MASK, "mask[0]", "causal", "9", use_mask(p, qkv_mask_term(QKV_MASK_CAUSAL, 9, 0)))
@@ -489,7 +489,7 @@ static void test_broken_regions(void **state) {
   const qkv_region nothing = {0, 0, 0, 0, 0, 0};
   assert_int_equal(qkv_scores(NULL, &c.problem, QKV_WEIGHTS, &nothing, &to), QKV_OK);
   assert_int_equal(qkv_scores(NULL, &c.problem, 0, NULL, &to), QKV_BAD_VALUE);
-  assert_int_equal(qkv_scores(NULL, &c.problem, 5, NULL, &to), QKV_BAD_VALUE);
+  assert_int_equal(qkv_scores(NULL, &c.problem, QKV_KEPT + 1, NULL, &to), QKV_BAD_VALUE);
   qkv_tensor wrong = to;
   wrong.dtype = QKV_F64;
   assert_int_equal(qkv_scores(NULL, &c.problem, QKV_WEIGHTS, NULL, &wrong), QKV_BAD_DTYPE);

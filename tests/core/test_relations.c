@@ -101,7 +101,7 @@ static void test_layouts(void **state) {
 
 static void test_alone_forced_executors(void **state) {
   (void)state;
-  const prove_options options = {PROVE_ALL, NULL};
+  const prove_options options = {PROVE_FORWARD | PROVE_WAYS, NULL};
   for (size_t n = 0; n < COUNT(varied); n++) {
     problem_spec spec;
     prove_report report;
@@ -814,7 +814,7 @@ static void test_states_cut_elsewhere_are_accurate(void **state) {
 /* A long window that begins in split 1 and spans more than three: the tree's lower nodes are empty. */
 static void test_window_over_splits(void **state) {
   (void)state;
-  const prove_options options = {PROVE_ALL, NULL};
+  const prove_options options = {PROVE_FORWARD | PROVE_WAYS, NULL};
   static const char *const texts[] = {"f32 h2/1 q33 k2700 d16 window:2000,0 lse seed:1",
                                       "f32 q3 k4200 d8 causal window:1900,0 kvpos lse seed:2",
                                       "f64 q2 k3600 d4 causal window:2900,0 lse seed:3"};

@@ -20,19 +20,27 @@ import time
 
 KERNEL = ["kernel_portable_f32"]  # the template once: its instances are compared with the scalar reference
 CHECKS = ["digest", "named", "mask", "errors", "relations", "threads", "generator"]  # fastest first
+BACKWARD = ["backward/test_backward_" + name for name in ("digest", "named", "dropout", "errors", "relations", "threads", "generator")]
 
 
 class Fault:
     """Text `old` of `file`, with any white space between its words, becomes `new`. units: parts of names of objects to
     compile again; none: that of the file. isa: a flag of /proc/cpuinfo without which the fault cannot run. short: part of
-    the quick run."""
+    the quick run. checks: the programs that are to find it, the fastest first."""
 
-    def __init__(self, name, file, old, new, units=None, isa=None, short=False):
+    def __init__(self, name, file, old, new, units=None, isa=None, short=False, checks=None):
         self.name, self.file, self.old, self.new = name, file, old, new
         self.units, self.isa, self.short = units, isa, short
+        self.checks = checks or ["test_" + name for name in CHECKS]
 
 
 F = Fault
+
+
+def B(name, *arguments, **options):
+    return Fault("backward: " + name, *arguments, checks=BACKWARD, **options)
+
+
 FAULTS = [
     # ---- softmax and states
     F("alpha by one unit in the last place", "kernel/kernel.inc",
@@ -97,7 +105,7 @@ FAULTS = [
     F("bias does not saturate", "kernel/kernel.inc",
       "t = v_select(v_gt(t, max), max, v_select(v_gt(min, t), min, t));",
       "", KERNEL),
-    F("bias by fma", "kernel/kernel.inc", "s = v_add(s, t);", "s = v_fma(b, log2e, s);", KERNEL),
+    F("bias by fma", "kernel/kernel.inc", "s = v_add(s, t);", "s = v_fma(b, v_set1((real)QKV_LOG2E), s);", KERNEL),
     F("distance off by one", "kernel/kernel.inc", "(a->key_position + j));", "(a->key_position + j + 1));", KERNEL),
     F("ALiBi rounded twice", "kernel/kernel.inc",
       "s = v_fma(v_sub(v_zero(), v_load((const real *)a->slope2 + c * VL)), v_loadu(distance), s);",
@@ -169,6 +177,56 @@ FAULTS = [
     F("standard: sums of blocks", "attention/standard.c",
       "qkv__fill(g, at.w.one, at.w.panel.w, 1);",
       "qkv__fill(g, at.w.one, at.w.panel.w, 0.5);"),
+    # ---- gradients
+    B("delta without dlse", "attention/gradient.c",
+      "((float *)q->delta)[i] -= (float)value_of(j, dlse, e, q->head, q->row + i);", ";", short=True),
+    B("delta from v instead of out", "attention/gradient.c",
+      "load_rows(j, w->rows, dv, &p->out, e->batch_q,", "load_rows(j, w->rows, dv, &j->to->g.dout, e->batch_q,"),
+    B("a weight above 1", "kernel/backward.inc",
+      "v_exp2(v_min0(v_sub(s, L2)))", "v_exp2(v_sub(s, L2))", KERNEL),
+    B("a weight above 1 in a full tile", "kernel/backward.inc",
+      "v_store(S, v_exp2(v_min0(v_sub(v_load(S), L2))));", "v_store(S, v_exp2(v_sub(v_load(S), L2)));", KERNEL),
+    B("rows that see nothing", "kernel/backward.inc",
+      "v_select(none, v_zero(), v_exp2(v_min0(v_sub(s, L2))))", "v_exp2(v_min0(v_sub(s, L2)))", KERNEL),
+    B("dP by two roundings", "kernel/backward.inc", "t = v_fma(t, r, minus);", "t = v_add(v_mul(t, r), minus);", KERNEL),
+    B("slope of the cap by two roundings", "kernel/backward.inc",
+      "v_fma(v_sub(v_zero(), T), T, v_set1(1))", "v_sub(v_set1(1), v_mul(T, T))", KERNEL),
+    B("slope of the cap left out", "attention/gradient.c",
+      "v->grade.before_cap = before_cap;", "v->grade.before_cap = 0;", short=True),
+    B("bias behind the slope of the cap", "attention/gradient.c", "weights(j, e, q, k, 0, &t, w);", "weights(j, e, q, k, 1, &t, w);"),
+    B("weights of hidden keys", "kernel/backward.inc",
+      "weight = where_seen(a, j, c, w, weight, v_zero());", "", KERNEL, short=True),
+    B("scores of hidden keys", "kernel/backward.inc", "x = where_seen(a, j, c, w, x, v_zero());", "", KERNEL),
+    B("kept weights not scaled", "kernel/backward.inc",
+      "v_select(kept, v_mul(P, r), v_zero())", "v_select(kept, P, v_zero())", KERNEL),
+    B("dropped weights in dv", "kernel/backward.inc", "weight = v_select(kept, v_mul(P, r), v_zero());", "weight = v_mul(P, r);", KERNEL),
+    B("dropped weights in dP", "kernel/backward.inc", "t = v_select(kept, t, minus);", "", KERNEL),
+    B("dropout without the origin of heads", "attention/gradient.c", "(uint64_t)p->head_origin + (uint64_t)q->head", "(uint64_t)q->head"),
+    B("dropout by index instead of position", "attention/gradient.c",
+      "position[i] = (uint32_t)(e->position_q + q->row + row + i);", "position[i] = (uint32_t)(q->row + row + i);"),
+    B("products of hidden keys", "kernel/backward.inc", "if (bits[key] >> row & 1)", "", KERNEL),
+    B("a tail of rows", "kernel/backward.inc", "for (; i_ < to; i_++) call(1)", "for (; i_ + 1 < to; i_++) call(1)", KERNEL, short=True),
+    B("a tail of features", "kernel/backward.inc",
+      "for (; x < d; x++) { const real g", "for (; x + 1 < d; x++) { const real g", KERNEL),
+    B("old values not added", "kernel/backward.inc", "t[x] = o ? o[x] + g : g;", "t[x] = g;", KERNEL),
+    B("scale of dk in dv", "attention/backward.c",
+      "b->dV, k->b.ldv, b->keys, k->p.p.head_dim_v, 1, w);", "b->dV, k->b.ldv, b->keys, k->p.p.head_dim_v, scale_of(k), w);", short=True),
+    B("key blocks by index instead of position", "attention/backward.c",
+      "const int64_t position = (first_block(e) + index) * QKV_BLOCK;",
+      "const int64_t position = index * QKV_BLOCK + e->position_k;"),
+    B("keys that do not exist", "attention/backward.c", "if (from == 0) store_dead_keys(k, &e, kv_head, w);", ""),
+    B("rows that do not exist", "attention/backward.c", "if (with_dq) store_dead_rows(k, &e, kv_head, w);", ""),
+    B("dbias of one head for all", "attention/backward.c",
+      "hs = range_of(t->stride[1], head, p->num_heads); const int kept",
+      "hs = {head, head + 1}; const int kept"),
+    B("a wavefront that does not wait", "attention/backward.c",
+      "(!chunk || QKV_LOAD_ACQUIRE(done - 1) > step)", "(!chunk || QKV_LOAD_ACQUIRE(done - 1) >= 0)"),
+    B("an overlap of gradients is not checked", "problem/check.c",
+      "for (int k = 0; k < i; k++) TRY(check_apart(r, &all[i], &all[k]));", ""),
+    B("reference: dq in one chain", "reference/reference.c",
+      "const int64_t at = e->position_k + j0 - e->b0, j1 = QKV_MIN(e->b1, j0 + QKV_BLOCK - at % QKV_BLOCK); real B[COLUMNS] = {0};",
+      "const int64_t at = 0, j1 = at + e->b1; real B[COLUMNS] = {0};", ["reference_f32"]),
+    B("reference: sign of dsinks", "reference/reference.c", "0 - total + 0);", "total + 0);", ["reference_f32"]),
 ]
 
 
@@ -258,7 +316,7 @@ class Tree:
         """The first test that fails with this library, or None."""
         env = dict(os.environ, LD_PRELOAD=library, QKV_TEST_SCALE="40")
         for check in checks:
-            program = os.path.join(self.build, "tests", "test_" + check)
+            program = os.path.join(self.build, "tests", check)
             try:
                 done = subprocess.run([program], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=200)
             except subprocess.TimeoutExpired:
@@ -286,11 +344,12 @@ def main():
     tree = Tree(os.path.abspath(options.build), os.path.abspath(options.source), os.path.abspath(options.work), options.cc)
     tree.reset()
     flags = cpu_flags()
-    checks = CHECKS[:4] if options.short else CHECKS
     bad = 0
     # The same way without a fault: a red test here would make every fault look found.
-    if tree.found_by(os.path.join(tree.build, "src", tree.soname()), checks) is not None:
-        sys.exit("mutate: the tests fail without any fault")
+    for checks in {tuple(f.checks[:4] if options.short else f.checks) for f in faults}:
+        found = tree.found_by(os.path.join(tree.build, "src", tree.soname()), checks)
+        if found is not None:
+            sys.exit(f"mutate: {found} fails without any fault")
     for fault in faults:
         begin = time.time()
         if fault.isa and fault.isa not in flags:
@@ -301,7 +360,7 @@ def main():
             print(f"STALE    {fault.name}: {why}")
             bad += 1
             continue
-        test = tree.found_by(library, checks)
+        test = tree.found_by(library, fault.checks[:4] if options.short else fault.checks)
         if test is None:
             print(f"MISSED   {fault.name}")
             bad += 1

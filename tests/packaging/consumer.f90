@@ -16,7 +16,7 @@ module qkv_from_fortran
     integer(c_int32_t) :: size = 0
     integer(c_int32_t) :: algorithm = 0
     integer(c_int32_t) :: align = 0
-    integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: arithmetic = 0
     integer(c_int64_t) :: batch = 0
     integer(c_int64_t) :: num_heads = 0
     integer(c_int64_t) :: num_kv_heads = 0
@@ -37,6 +37,12 @@ module qkv_from_fortran
     type(c_ptr) :: kv_position = c_null_ptr
     type(c_ptr) :: cu_seqlens_q = c_null_ptr
     type(c_ptr) :: cu_seqlens_kv = c_null_ptr
+    real(c_double) :: dropout = 0
+    integer(c_int64_t) :: seed = 0
+    integer(c_int64_t) :: offset = 0
+    integer(c_int64_t) :: batch_origin = 0
+    integer(c_int64_t) :: head_origin = 0
+    integer(c_int64_t) :: heads_total = 0
   end type
 
   interface

@@ -3,7 +3,7 @@
 set -eu
 name=$1 compiler=$2 isa=$3 emulator=$4
 shift 4
-digests=$SOURCE/tests/core/digests.txt
+digests=$SOURCE/tests/core/digests.txt gradients=$SOURCE/tests/backward/digests.txt
 fail() { echo "FAILED: $*"; exit 1; }
 need() { command -v "$1" >/dev/null 2>&1 || fail "this test needs $1"; }
 need "$compiler"
@@ -17,8 +17,8 @@ if ! "$CMAKE" -S "$SOURCE" -B "$build" -G Ninja -DQKV_BUILD_PROGRAM=OFF -DQKV_BU
   fail "the build of this variant"
 fi
 if [ "$emulator" = none ]; then
-  exec "$build/tests/variants/digest" "$digests"
+  exec "$build/tests/variants/digest" "$digests" "$gradients"
 fi
 for one in $isa portable; do
-  "$emulator" -L "/usr/$name-linux-gnu" "$build/tests/variants/digest" --isa "$one" "$digests"
+  "$emulator" -L "/usr/$name-linux-gnu" "$build/tests/variants/digest" --isa "$one" "$digests" "$gradients"
 done
