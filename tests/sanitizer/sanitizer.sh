@@ -1,4 +1,4 @@
-# Builds everything with -fsanitize=$1 into a folder of its own, and runs the core tests there.
+# Builds everything with -fsanitize=$1 into a folder of its own, and runs the library's tests there.
 set -eu
 case $1 in
   address,undefined)
@@ -8,7 +8,7 @@ case $1 in
   thread)
     # The program stays out: the runtime of OpenMP is not built for this sanitizer, its barriers would look like races. The
     # tests named here have threads of their own.
-    level=-O2 only='^core\.(threads|generator)$' scale=2
+    level=-O2 only='^(core\.(threads|generator)|backward\.threads)$' scale=2
     ;;
 esac
 build=$WORK/$(printf %s "$1" | tr , _)
@@ -23,4 +23,4 @@ ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
 UBSAN_OPTIONS=print_stacktrace=1
 QKV_TEST_SCALE=${QKV_TEST_SCALE:-$scale}
 export ASAN_OPTIONS UBSAN_OPTIONS QKV_TEST_SCALE
-exec "$CTEST" --test-dir "$build" --output-on-failure --no-tests=error -L core -R "$only"
+exec "$CTEST" --test-dir "$build" --output-on-failure --no-tests=error -L 'core|backward|position|sparse|nn' -R "$only"
