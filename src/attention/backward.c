@@ -19,7 +19,7 @@
 #include "stage/stage.h"
 
 enum {
-  SUPERBLOCK_MEMORY = 384 << 10, /* of the row blocks that share a pass over keys: they stay in the second-level cache */
+  SUPERBLOCK_MEMORY = 640 << 10, /* of the row blocks that share a pass over keys: they stay in the second-level cache */
   MAX_SUPERBLOCK = 8,
   MAX_CHUNK_ROWS = 4, /* row blocks of a cell of the wavefront */
   PATIENCE = 1 << 23  /* looks of a worker of the wavefront for a cell that is ready, while others are at work */

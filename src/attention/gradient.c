@@ -262,13 +262,12 @@ static void kept_bits(const qkv__backward *j, const qkv__entry *e, const qkv__ro
                       int to, int nv, uint64_t *kept) {
   const qkv_problem *p = &j->g.p->p;
   uint32_t position[QKV_BLOCK], head[QKV_BLOCK];
-  const uint64_t words = ((uint64_t)p->batch_origin + (uint64_t)e->b) * (uint64_t)p->heads_total + (uint64_t)p->head_origin + (uint64_t)q->head;
   const qkv__dropout d = {j->g.p->drop, {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)}, (uint32_t)p->offset,
                           (uint32_t)qkv__position_of_key(e, k->key), position, head};
   const qkv__runs runs = {1, 0, {{from, to}}};
   for (int i = 0; i < nv * j->g.k->lanes; i++) {
     position[i] = (uint32_t)(e->position_q + q->row + row + i);
-    head[i] = (uint32_t)words;
+    head[i] = qkv__dropout_word(p, e->b, q->head);
   }
   j->g.k->kept(kept, &runs, &d, nv);
 }

@@ -79,8 +79,7 @@ void qkv__panel_load(const qkv__engine *g, const qkv__entry *e, int64_t kv_head,
       panel->position[lane] = (double)(e->position_q + t->row + i);
       if (panel->drop_head) {
         panel->drop_position[lane] = (uint32_t)(e->position_q + t->row + i);
-        panel->drop_head[lane] = (uint32_t)(((uint64_t)p->batch_origin + (uint64_t)e->b) * (uint64_t)p->heads_total +
-                                            (uint64_t)p->head_origin + (uint64_t)t->head);
+        panel->drop_head[lane] = qkv__dropout_word(p, e->b, t->head);
       }
       if (panel->slope2) put(g, panel->slope2, lane, qkv__parameter(&p->alibi_slopes, e->b, t->head) * QKV_LOG2E);
       if (panel->sink2) put(g, panel->sink2, lane, qkv__parameter(&p->sinks, e->b, t->head) * QKV_LOG2E);

@@ -64,6 +64,10 @@ QKV_INLINE double qkv__parameter(const qkv_tensor *t, int64_t b, int64_t h) {
   if (t->dtype == QKV_F64) return *(const double *)(const void *)qkv__at(t, 8, b, h, 0, 0);
   return *(const float *)(const void *)qkv__at(t, 4, b, h, 0, 0);
 }
+/* The third counter word of dropout. */
+QKV_INLINE uint32_t qkv__dropout_word(const qkv_problem *p, int64_t b, int64_t h) {
+  return (uint32_t)(((uint64_t)p->batch_origin + (uint64_t)b) * (uint64_t)p->heads_total + (uint64_t)p->head_origin + (uint64_t)h);
+}
 /* R of docs/NUMERICS.md: computed in double, rounded once. The volatile keeps GCC 12 from dropping the pair of
  * conversions, which its vectoriser of straight-line code does. */
 QKV_INLINE double qkv__round(const qkv__problem *p, double x) {
