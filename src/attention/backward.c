@@ -22,7 +22,8 @@ enum {
   SUPERBLOCK_MEMORY = 640 << 10, /* of the row blocks that share a pass over keys: they stay in the second-level cache */
   MAX_SUPERBLOCK = 8,
   MAX_CHUNK_ROWS = 4, /* row blocks of a cell of the wavefront */
-  PATIENCE = 1 << 23  /* looks of a worker of the wavefront for a cell that is ready, while others are at work */
+  PATIENCE = 1 << 20, /* looks of a worker of the wavefront for a cell that is ready, while others are at work */
+  YIELD_EVERY = 64    /* of these looks gives way to threads that may hold what is waited for */
 };
 
 enum { OWNER, WAVEFRONT, PASSES, REFERENCE };
@@ -482,7 +483,8 @@ static void wavefront_task(void *arg, int64_t task, int32_t index) {
     for (int64_t i = 0; i < k->units * k->key_chunks; i++) left += follow(k, i % k->units, i / k->units, &moved, &w);
     if (!left) return;
     patience = moved ? PATIENCE : patience - 1;
-    QKV_PAUSE();
+    if (patience % YIELD_EVERY) QKV_PAUSE();
+    else QKV_YIELD();
   }
 }
 

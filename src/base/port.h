@@ -77,6 +77,17 @@ static inline int qkv_popcount64_(uint64_t x) {
 #define QKV_POPCOUNT64(x)       qkv_popcount64_(x)
 #endif
 
+/* Lets other threads of this processor run. */
+#if !defined(__STDC_NO_THREADS__) && defined(__has_include)
+#if __has_include(<threads.h>)
+#include <threads.h>
+#define QKV_YIELD() thrd_yield()
+#endif
+#endif
+#ifndef QKV_YIELD
+#define QKV_YIELD() (void)0
+#endif
+
 #define QKV_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define QKV_MAX(a, b) ((a) > (b) ? (a) : (b))
 
