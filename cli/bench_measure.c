@@ -379,6 +379,7 @@ qkv_status bench_prepare(bench *b, result *r, prepared *t, char *error, size_t n
   p->mask = t->mask->terms;
   p->mask_count = t->mask->count;
   p->kv_length = t->mask->lengths.data;
+  if (mask_text_complete(t->mask, &t->context, p, error, n) != 0) return QKV_BAD_MASK;
 
   qkv_status status = take_scratch(t, c);
   if (status == QKV_OK && !fits(t->scratch_bytes)) {

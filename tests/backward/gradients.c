@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+size_t stride_of(size_t count) {
+  size_t some = (size_t)test_scale(2 * (int64_t)count) + 1;
+  return some < count ? (count + some - 1) / some : 1;
+}
+
 int64_t value_dim(const qkv_problem *p) { return p->head_dim_v > 0 ? p->head_dim_v : p->head_dim; }
 
 void sample_build(sample *s, unsigned flags, const problem_spec *spec) {

@@ -51,6 +51,8 @@ qkv_tensor repacked(const qkv_problem *from, const qkv_tensor *t, char side, con
 void scale_values(const qkv_problem *p, const qkv_tensor *t, char side, int64_t heads, int64_t columns, double factor);
 /* Multiplies each value of gradient `which`. */
 void scale_gradient(const qkv_problem *p, const qkv_gradients *g, int which, double factor);
+/* How far to go from one of `count` cases to the next: 1, or more where QKV_TEST_SCALE asks for less than a half of them. */
+size_t stride_of(size_t count);
 int64_t value_dim(const qkv_problem *p);
 /* Fails unless every element of the gradient is 0. */
 void expect_zeros(const qkv_problem *p, const qkv_gradients *g, int which, const char *what);

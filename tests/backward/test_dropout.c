@@ -132,7 +132,7 @@ static void test_masks(void **state) {
       "f32 b2 h2 q70 k90 d8/90 lengths kvpos seed:13", /* no dropout: all are kept */
       "f32 b2 h2 q70 k90 d8/90 causal dropout:1 seed:14",
   };
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     problem_case c;
     test_open(&c, 0, "%s", texts[n]);
     make_transparent(&c.problem);
@@ -287,7 +287,7 @@ static const char *const varied[] = {
 static void test_every_way(void **state) {
   (void)state;
   const prove_options options = {PROVE_FORWARD | PROVE_WAYS, NULL};
-  for (size_t n = 0; n < COUNT(varied); n++) {
+  for (size_t n = 0; n < COUNT(varied); n += stride_of(COUNT(varied))) {
     problem_spec spec;
     prove_report report;
     assert_true(problem_parse(varied[n], &spec, NULL, 0));
@@ -300,7 +300,7 @@ static void test_every_way(void **state) {
 static void test_layouts(void **state) {
   (void)state;
   static const char *const layouts[] = {"bshd", "odd", "neg"};
-  for (size_t n = 0; n < COUNT(varied); n++) {
+  for (size_t n = 0; n < COUNT(varied); n += stride_of(COUNT(varied))) {
     problem_case a;
     test_open(&a, 0, "%s", varied[n]);
     if (a.spec.nan == PROBLEM_VISIBLE_NAN) { /* which slots are NaN depends on the layout */
@@ -385,7 +385,7 @@ static void test_decode(void **state) {
       "f64 b2 h2 q70 k70 d5 causal window:40,0 dropout:0.5 origin lse seed:2",
       "f32 b2 h6/2 q66 k580 d8 causal sinks alibi dropout:0.2 lse seed:3",
   };
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     problem_case c;
     test_open(&c, 0, "%s", texts[n]);
     const qkv_problem *p = &c.problem;
@@ -473,7 +473,7 @@ static void test_states(void **state) {
                                       "f64 b1 h2 q5 k1300 d4 alibi window:900,9 dropout:0.6 origin lse seed:2",
                                       "f32 b1 h2/1 q6 k1300 d4 dropout:1 lse seed:3"};
   static const int orders[][PARTS] = {{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     problem_case c;
     test_open(&c, 0, "%s", texts[n]);
     qkv_problem *p = &c.problem;
@@ -530,7 +530,7 @@ static void expect_same_as(const qkv_problem *p, qkv_problem other, const char *
 /* Without dropout, seed and offset mean nothing; nor does a probability below 2^-32 whose complement rounds to 1 drop anything. */
 static void test_nothing_is_dropped(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(varied); n++) {
+  for (size_t n = 0; n < COUNT(varied); n += stride_of(COUNT(varied))) {
     problem_case c;
     test_open(&c, 0, "%s", varied[n]);
     c.problem.dropout = 0;
@@ -564,7 +564,7 @@ static void test_lse_and_zeros(void **state) {
   (void)state;
   static const double rates[] = {0.3, 0.9, 1};
   int64_t empty[COUNT(rates)] = {0};
-  for (size_t n = 0; n < COUNT(varied); n++) {
+  for (size_t n = 0; n < COUNT(varied); n += stride_of(COUNT(varied))) {
     for (size_t m = 0; m < COUNT(rates); m++) {
       problem_case c;
       test_open(&c, 0, "%s", varied[n]);

@@ -75,7 +75,7 @@ static bool break_it(int n, qkv_problem *p, qkv_gradients *g, breakage *b) {
     CASE(27, QKV_BAD_OVERLAP, "gradients.dk", "k ", NULL, g->dk.data = (char *)p->k.data + 64)
     CASE(28, QKV_BAD_OVERLAP, "gradients.dv", "gradients.dout", NULL, g->dv.data = g->dout.data)
     CASE(29, QKV_BAD_OVERLAP, "gradients.dk", "gradients.dq", NULL, g->dq.data = g->dk.data)
-    CASE(30, QKV_BAD_OVERLAP, "gradients.dq", "out", NULL, g->dq.data = p->out.data)
+    CASE(30, QKV_BAD_OVERLAP, "gradients.dsinks", "out", NULL, g->dsinks.data = p->out.data)
     CASE(31, QKV_BAD_OVERLAP, "gradients.dsinks", "sinks", NULL, g->dsinks.data = p->sinks.data)
     CASE(32, QKV_BAD_OVERLAP, "gradients.dbias", "bias", NULL, g->dbias.data = p->bias.data)
     CASE(33, QKV_BAD_OVERLAP, "gradients.dsinks", "gradients.dlse", NULL, g->dsinks.data = g->dlse.data)
@@ -252,7 +252,7 @@ static const uint32_t schedules[] = {0, QKV_FORCE_SPLIT, QKV_FORCE_PASSES, QKV_F
 
 static void test_allocation_fails(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;
@@ -295,7 +295,7 @@ static void test_allocation_fails(void **state) {
 
 static void test_scratch_bounds(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     gradients_copy expected;
     sample_open(&s, PROBLEM_GUARD_BEGIN, "%s", texts[n]);
@@ -482,7 +482,7 @@ static const char *const fp_texts[] = {"f32 h2 q70 k200 d17 tiny causal seed:1",
 
 static void test_floating_point_state(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(fp_texts); n++) {
+  for (size_t n = 0; n < COUNT(fp_texts); n += stride_of(COUNT(fp_texts))) {
     sample s;
     gradients_copy expected;
     double dscale[2];
@@ -562,7 +562,7 @@ static void odd_parallel_for(void *self, void (*body)(void *arg, int64_t task, i
 static void test_floating_point_state_of_a_pool(void **state) {
   (void)state;
   int64_t tasks = 0; /* one task alone need not go through the pool */
-  for (size_t n = 0; n < COUNT(fp_texts); n++) {
+  for (size_t n = 0; n < COUNT(fp_texts); n += stride_of(COUNT(fp_texts))) {
     sample s;
     gradients_copy expected;
     sample_open(&s, 0, "%s", fp_texts[n]);

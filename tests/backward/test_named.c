@@ -361,7 +361,7 @@ static void test_two_keys(void **state) {
   (void)state;
   const double ln3 = log(3.0), q = 1, k[2] = {0, ln3}, v[2] = {2, 6}, dout = 1, dlse = 0.5, sink = 0;
   for (int with_sink = 0; with_sink < 2; with_sink++) {
-    double out, lse, dq, dk[2], dv[2], dbias[2], dsink, dscale, w[2] = {0.25, 0.75};
+    double out = 0, lse = 0, dq = 0, dk[2], dv[2], dbias[2], dsink = 0, dscale, w[2] = {0.25, 0.75};
     const double bias[2] = {0, 0};
     qkv_problem p = qkv_problem_default();
     p.batch = p.num_heads = p.seqlen_q = p.head_dim = 1;
@@ -445,6 +445,40 @@ static void test_types_of_small_tensors(void **state) {
     backward_accurate(&p, &g, NULL, "isa %s, f64 with an f32 lse", ISA);
   }
   sample_free(&s);
+}
+
+/* Scores of -inf by arithmetic are visible, and weigh nothing: lse is -inf, and all gradients are 0 but dq, where 0 meets infinity. */
+static void test_scores_of_minus_infinity(void **state) {
+  (void)state;
+  static const char *const texts[] = {"f32 h2 q70 k66 d3 seed:1", "f32 h2/1 q70 k66 d3 causal bias dlse seed:2",
+                                      "f64 h2 q9 k66 d3 bias dropout:0.5 seed:3"};
+  for (size_t n = 0; n < COUNT(texts); n++) {
+    sample s;
+    sample_open(&s, 0, "%s", texts[n]);
+    const qkv_problem *p = &s.c.problem;
+    for (int64_t h = 0; h < p->num_heads; h++) {
+      for (int64_t i = 0; i < p->seqlen_q; i++) {
+        for (int64_t x = 0; x < 3; x++) {
+          int64_t at = problem_offset(p, &p->q, 'q', 0, h, i, x);
+          problem_store(&p->q, at, 1 + fabs(problem_load(&p->q, at)));
+        }
+      }
+    }
+    for (int64_t e = 0; e < p->num_kv_heads * p->seqlen_kv * 3; e++) {
+      problem_store(&p->k, e, -HUGE_VAL);
+    }
+    EVERY_ISA {
+      run_both(ISA, &s);
+      assert_true(isinf(problem_load(&p->lse, 0)));
+      backward_accurate(p, &s.g.g, NULL, "isa %s, %s", ISA, texts[n]);
+      for (int which = PROBLEM_DK; which <= PROBLEM_DBIAS; which++) {
+        if (problem_gradient(&s.g.g, which)->data != NULL) {
+          expect_zeros(p, &s.g.g, which, texts[n]);
+        }
+      }
+    }
+    sample_free(&s);
+  }
 }
 
 static void test_empty_extents(void **state) {
@@ -616,6 +650,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_two_keys),
     cmocka_unit_test(test_only_a_sink),
     cmocka_unit_test(test_types_of_small_tensors),
+    cmocka_unit_test(test_scores_of_minus_infinity),
     cmocka_unit_test(test_empty_extents),
     cmocka_unit_test(test_central_differences),
 };

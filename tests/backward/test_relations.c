@@ -34,7 +34,7 @@ static const char *const varied[] = {
 static void test_layouts(void **state) {
   (void)state;
   static const char *const layouts[] = {"bshd", "odd", "neg"};
-  for (size_t n = 0; n < COUNT(varied); n++) {
+  for (size_t n = 0; n < COUNT(varied); n += stride_of(COUNT(varied))) {
     sample a;
     sample_open(&a, 0, "%s", varied[n]);
     for (size_t l = 0; l < COUNT(layouts); l++) {
@@ -51,7 +51,7 @@ static void test_layouts(void **state) {
 
 static void test_alone_forced_executors(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(varied); n++) {
+  for (size_t n = 0; n < COUNT(varied); n += stride_of(COUNT(varied))) {
     backward_prove_text(PROVE_WAYS, varied[n]);
   }
 }
@@ -168,7 +168,7 @@ static void test_cuts_of_the_rows(void **state) {
   static const char *const texts[] = {"f32 b2 h4/2 q150 k150 d20/9 causal dlse seed:1",
                                       "f32 h8/1 q200 k300 d16 causal window:100,0 sinks alibi softcap:4 bias seed:2",
                                       "f64 h4/2 q130 k300 d5/3 causal or:prefix:7 seed:3"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;
@@ -243,7 +243,7 @@ static void test_mask_spellings(void **state) {
                                       "causal lengths",
                                       "window:100,20 pos kvpos lengths",
                                       "documents lengths kvpos"};
-  for (size_t n = 0; n < COUNT(masks); n++) {
+  for (size_t n = 0; n < COUNT(masks); n += stride_of(COUNT(masks))) {
     sample s;
     sample_open(&s, 0, "f32 b2 h2 q130 k170 d6/5 dlse %s seed:%d", masks[n], (int)n);
     const qkv_problem *p = &s.c.problem;
@@ -287,7 +287,7 @@ static void test_nothing_by_name(void **state) {
   static const float zero = 0, none = -INFINITY;
   static const char *const texts[] = {"f32 b2 h4/2 q70 k200 d12/9 causal dlse seed:1", "f32 h2 q9 k300 d17 standard seed:2",
                                       "f32 b2 h2 q65 k65 d8 softcap:4 alibi ragged seed:3"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;
@@ -328,7 +328,7 @@ static void test_nan_in_invisible_slots(void **state) {
       "f64 b2 h2 q40 k200 d5 dense biasinf seed:5",    "f32 b3 h2 q100 k200 d16 ragged lengths causal dlse seed:6",
       "f32 h2 q90 k200 d16 tile bias standard seed:7", "f32 h4/1 q3 k300 d40 window:20,0 or:prefix:2 sinks seed:8",
       "f32 h2 q100 k40 d16 causal softcap:2 seed:9",   "f16 h2 q80 k90 d16 causal lengths seed:10"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample plain, poisoned;
     sample_open(&plain, 0, "%s", texts[n]);
     sample_open(&poisoned, PROBLEM_GUARD_END, "%s nan", texts[n]);
@@ -349,7 +349,7 @@ static void test_shifted_positions(void **state) {
   (void)state;
   static const char *const texts[] = {"f32 b2 h4/2 q70 k300 d12/9 causal kvpos seed:1",
                                       "f32 h2 q70 k300 d8 window:100,30 alibi bias seed:2"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;
@@ -389,7 +389,7 @@ static void test_powers_of_two(void **state) {
   static const char *const texts[] = {"f32 b2 h4/2 q70 k200 d12/9 causal bias sinks dlse seed:1",
                                       "f64 h2 q9 k200 d17 sinks seed:2",
                                       "f32 h2 q70 k100 d17 softcap:2 bias:q1 standard dlse seed:3"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     repack r;
     sample_open(&s, 0, "%s scale:0.25", texts[n]);
@@ -463,7 +463,7 @@ static void test_grouped_is_multi_head(void **state) {
   (void)state;
   static const char *const texts[] = {"f32 b2 h6/1 q70 k100 d12/9 causal bias sinks:b dlse seed:1",
                                       "f32 b2 h8/2 q1 k300 d16 seed:2", "f64 h5/1 q70 k70 d16 standard dlse seed:3"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;
@@ -515,7 +515,7 @@ static void test_storage_is_rounding(void **state) {
                                       "f16 h2 q70 k70 d33 softcap:3 bias:h1 seed:2",
                                       "f32 kv:f16 out:bf16 h2 q65 k70 d17 dq:f16 dv:bf16 seed:3",
                                       "f32 b2 h2 q70 k65 d16 bias dout:bf16 dk:f16 dbias:bf16 seed:4"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     for (int accumulate = 0; accumulate < 2; accumulate++) {
       sample s;
       repack r;
@@ -591,7 +591,7 @@ static qkv_tensor *output(qkv_gradients *g, int which) {
 
 static void test_every_set_of_outputs(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(with_all); n++) {
+  for (size_t n = 0; n < COUNT(with_all); n += stride_of(COUNT(with_all))) {
     sample s;
     sample_open(&s, 0, "%s", with_all[n]);
     EVERY_KERNEL {
@@ -623,7 +623,7 @@ static void test_every_set_of_outputs(void **state) {
 /* Those in the set are added to what is there, once; the others overwrite. */
 static void test_every_set_that_accumulates(void **state) {
   (void)state;
-  for (size_t n = 0; n < COUNT(with_all); n++) {
+  for (size_t n = 0; n < COUNT(with_all); n += stride_of(COUNT(with_all))) {
     sample s;
     sample_open(&s, 0, "%s", with_all[n]);
     const qkv_problem *p = &s.c.problem;
@@ -667,7 +667,7 @@ static void test_one_key_per_row(void **state) {
                                       "f32 h2 q200 k1 d16 softcap:3 bias alibi seed:3",
                                       "f32 h6/2 q90 k90 d33 big window:0,0 seed:4",
                                       "f32 b2 h2 q70 k300 d8 standard causal window:0,-1 seed:5"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;
@@ -758,7 +758,7 @@ static void test_rows_of_the_scores_add_up_to_zero(void **state) {
   static const char *const texts[] = {"f32 b2 h2 q70 k130 d20/9 causal bias seed:1", "f64 h2 q30 k200 d16 bias seed:2",
                                       "f32 h4/2 q65 k70 d33 bias alibi softcap:20 lengths seed:3",
                                       "f32 h2 q65 k90 d16 biasinf standard window:20,20 seed:4"};
-  for (size_t n = 0; n < COUNT(texts); n++) {
+  for (size_t n = 0; n < COUNT(texts); n += stride_of(COUNT(texts))) {
     sample s;
     sample_open(&s, 0, "%s", texts[n]);
     const qkv_problem *p = &s.c.problem;

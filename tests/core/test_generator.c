@@ -67,10 +67,11 @@ static void test_texts_read_back(void **state) {
     assert_string_equal(text, second);
     assert_true(problem_cost(&spec) <= 1e6);
   }
-  static const char *const wrong[] = {"f31",     "h8/3",     "h2/0",         "q-1",        "d0",     "k1x",
-                                      "window",  "window:1", "window:1,2,3", "or:causal",  "prefix", "causal:1",
-                                      "bias:z1", "bias:b2",  "scale:x",      "softcap:-1", "seed:",  "ragged:x",
-                                      "alibi:h", "q:f31",    "f64 k:f32",    "out:f64",    "q1/2",   "b0 q3 ragged"};
+  static const char *const wrong[] = {
+      "f31",       "h8/3",   "h2/0",      "q-1",       "d0",       "k1x",          "window",     "window:1",  "window:1,2,3",
+      "or:causal", "prefix", "causal:1",  "bias:z1",   "bias:b2",  "scale:x",      "softcap:-1", "seed:",     "ragged:x",
+      "alibi:h",   "q:f31",  "f64 k:f32", "out:f64",   "q1/2",     "b0 q3 ragged", "dropout",    "dropout:2", "dropout:-1",
+      "want:",     "want:z", "dbias:k2",  "dsinks:q1", "dlse:f32", "f64 dq:f16",   "dv:f64",     "acc:1"};
   for (size_t n = 0; n < sizeof wrong / sizeof wrong[0]; n++) {
     problem_spec spec;
     char error[256] = "";
