@@ -5,12 +5,13 @@
 #include "array.h"
 #include "cli.h"
 #include "mask_text.h"
+#include "npy.h"
 #include "picture.h"
 
 enum { TILE = 64, MESSAGE = 6144 };
 
 typedef struct job {
-  const char *expression, *png_path, *svg_path;
+  const char *expression, *png_path, *svg_path, *blocks_path;
   int tiles, json;
   int64_t seqlen_q, seqlen_kv, batch_entry, head, width;
   int64_t row_begin, row_end, key_begin, key_end;
@@ -29,8 +30,14 @@ static void help(void) {
         "Show which keys a mask lets each query see: a picture (queries downwards, keys to the right), the\n"
         "share of visible pairs, and how many 64 x 64 tiles are full, partly visible or skipped.\n"
         "\n"
-        "EXPR joins terms by & and | (& binds tighter) and parentheses: none, causal, causal_start,\n"
-        "window(LEFT,RIGHT), prefix(N), lengths(FILE), documents(FILE), dense(FILE).\n"
+        "EXPR joins terms by & and | (& binds tighter) and parentheses:\n"
+        "  none, causal, causal_start, window(LEFT,RIGHT), prefix(N), lengths(FILE), documents(FILE),\n"
+        "  dense(FILE[,FIRST]); keys(SET), queries(SET), global(SET): these keys are seen by all, these\n"
+        "  queries see all, both; SET is N, FROM,TO or FILE; chunk(SIZE[,NEIGHBOURS]),\n"
+        "  columns(SIZE,LAST), stride(N[,STEPS]), stride(FILE[,STEPS]) by heads; blocks(FILE,BLOCK),\n"
+        "  random(BLOCK,COUNT,SEED[,WINDOW,GLOBALBLOCKS]), topk(BLOCK,COUNT)\n"
+        "and patterns: longformer(WINDOW,GLOBALS), bigbird(BLOCK,RANDOM,GLOBALBLOCKS,SEED),\n"
+        "strided(N), fixed(N,SUMMARY), sinks_window(SINKS,KEYS).\n"
         "\n"
         "      --seqlen N         number of queries, and of keys\n"
         "      --seqlen-kv M      number of keys, if not N\n"
@@ -44,7 +51,9 @@ static void help(void) {
         "      --width N          columns of the picture in the terminal\n"
         "      --png FILE         write the picture to a PNG file\n"
         "      --svg FILE         write the picture to an SVG file\n"
-        "      --json             print the numbers as JSON, and no picture\n",
+        "      --json             print the numbers as JSON, and no picture\n"
+        "      --blocks FILE      write the lists of the first block map (random, blocks) to a .npy file,\n"
+        "                         which blocks(FILE,BLOCK) takes: (batch, heads, rows, places), -1 unused\n",
         stdout);
   cli_print_common_options();
   fputs("\nWhere a cell of the picture stands for many pairs, some of them are looked at; the numbers are\n"
@@ -70,7 +79,8 @@ enum {
   OPT_WIDTH,
   OPT_PNG,
   OPT_SVG,
-  OPT_JSON
+  OPT_JSON,
+  OPT_BLOCKS
 };
 
 static const struct option options[] = {{"seqlen", required_argument, NULL, OPT_SEQLEN},
@@ -85,6 +95,7 @@ static const struct option options[] = {{"seqlen", required_argument, NULL, OPT_
                                         {"png", required_argument, NULL, OPT_PNG},
                                         {"svg", required_argument, NULL, OPT_SVG},
                                         {"json", no_argument, NULL, OPT_JSON},
+                                        {"blocks", required_argument, NULL, OPT_BLOCKS},
                                         CLI_COMMON_OPTIONS};
 
 static int parse_option(job *j, int option) {
@@ -101,6 +112,7 @@ static int parse_option(job *j, int option) {
   case OPT_TILE: j->tiles = 1; return CLI_OK;
   case OPT_PNG: j->png_path = optarg; return CLI_OK;
   case OPT_SVG: j->svg_path = optarg; return CLI_OK;
+  case OPT_BLOCKS: j->blocks_path = optarg; return CLI_OK;
   default: j->json = 1; return CLI_OK;
   }
 }
@@ -143,6 +155,8 @@ static int set_problem(job *j) {
     for (int64_t b = 0; b < p->batch; b++) j->positions[b] = j->position;
     p->q_position = j->positions;
   }
+  if (mask_text_needs_data(&j->mask)) return cli_usage("topk(...) selects by q and k: qkv run and qkv bench have them");
+  if (mask_text_complete(&j->mask, NULL, p, error, sizeof error) != 0) return cli_failure("%s", error);
 
   if (p->batch > 0 && j->batch_entry >= p->batch) {
     return cli_usage("--batch %lld: there are %lld batch entries", (long long)j->batch_entry, (long long)p->batch);
@@ -377,8 +391,38 @@ static int report(const job *j) {
   return CLI_OK;
 }
 
+/* The lists of the first block map. */
+static int write_blocks(const job *j) {
+  char error[MESSAGE];
+  const qkv_block_map *map = NULL;
+  for (int64_t i = 0; i < j->mask.count && map == NULL; i++) {
+    if (j->mask.terms[i].kind == QKV_MASK_BLOCKS) map = j->mask.terms[i].user;
+  }
+  if (map == NULL) return cli_usage("--blocks: the mask has no block map");
+  const int64_t rows = (map->seqlen_q + map->block - 1) / map->block, lists = map->batch * map->num_heads;
+  int64_t most = 0;
+  for (int64_t n = 0; n < lists * (rows + 1); n++) {
+    if (n % (rows + 1) < rows && map->indptr[n + 1] - map->indptr[n] > most) most = map->indptr[n + 1] - map->indptr[n];
+  }
+  const int64_t shape[4] = {map->batch, map->num_heads, rows, most};
+  array a;
+  if (array_alloc(&a, QKV_I32, 4, shape) != 0) return cli_failure("out of memory");
+  int32_t *to = a.data;
+  for (int64_t n = 0; n < lists * (rows + 1); n++) {
+    if (n % (rows + 1) == rows) continue;
+    for (int64_t k = 0; k < most; k++) {
+      const int64_t at = map->indptr[n] + k;
+      *to++ = at < map->indptr[n + 1] ? map->indices[at] : -1;
+    }
+  }
+  int result = npy_write(j->blocks_path, &a, error, sizeof error);
+  array_free(&a);
+  return result == 0 ? CLI_OK : cli_failure("--blocks: %s", error);
+}
+
 static int work(job *j) {
   int status = set_problem(j);
+  if (status == CLI_OK && j->blocks_path != NULL) status = write_blocks(j);
   if (status != CLI_OK) return status;
   cli_interrupts();
   int empty = j->row_begin == j->row_end || j->key_begin == j->key_end || j->problem.batch == 0 || j->problem.num_heads == 0;

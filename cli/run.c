@@ -42,7 +42,8 @@ static void help(void) {
         "Problem:\n"
         "      --mask EXPR        terms joined by & and | (& binds tighter) and parentheses: none, causal,\n"
         "                         causal_start, window(LEFT,RIGHT), prefix(N), lengths(FILE),\n"
-        "                         documents(FILE), dense(FILE); the default is none\n"
+        "                         documents(FILE), dense(FILE), longformer(WINDOW,GLOBALS) and more, see\n"
+        "                         qkv mask --help; the default is none\n"
         "      --align ALIGN      where the queries stand: end (the last query at the last key, the\n"
         "                         default), start (query 0 at key 0), or the position of query 0\n"
         "      --scale X          multiplies the scores; the default is 1/sqrt(head_dim)\n"
@@ -369,12 +370,13 @@ static int set_mask(job *j) {
     int result = mask_text_parse(j->mask_expression, &extents, NULL, &j->mask, error, sizeof error);
     if (result == MASK_TEXT_BAD_FILE) return cli_failure("--mask: %s", error);
     if (result != 0) return cli_usage("--mask: %s", error);
-    memcpy(j->terms, j->mask.terms, sizeof j->mask.terms);
-    j->term_count = j->mask.count;
     if (j->mask.lengths.data != NULL) {
       if (p->kv_length != NULL) return cli_usage("--mask: lengths(...) is given, and %s too", j->in[KV_LENGTHS].file);
       p->kv_length = j->mask.lengths.data;
     }
+    if (mask_text_complete(&j->mask, &j->context, p, error, sizeof error) != 0) return cli_failure("--mask: %s", error);
+    memcpy(j->terms, j->mask.terms, sizeof j->mask.terms);
+    j->term_count = j->mask.count;
   }
   if (j->in[MASK].data.data != NULL) {
     qkv_tensor t;
@@ -423,16 +425,15 @@ static int set_problem(job *j) {
   if (status == CLI_OK) status = run_per_head(j, &j->in[SINKS], &p->sinks);
   if (status == CLI_OK) status = set_lengths(j, &j->in[KV_LENGTHS], &p->kv_length);
   if (status == CLI_OK) status = set_lengths(j, &j->in[Q_LENGTHS], &p->q_length);
-  if (status == CLI_OK) status = set_mask(j);
-  if (status == CLI_OK && p->arithmetic == QKV_FAST) status = set_bf16(j);
-  if (status != CLI_OK) return status;
-  if (j->align == QKV_ALIGN_EXPLICIT) {
+  if (status == CLI_OK && j->align == QKV_ALIGN_EXPLICIT) {
     j->positions = malloc(((size_t)p->batch + 1) * sizeof *j->positions);
     if (j->positions == NULL) return cli_failure("out of memory");
     for (int64_t b = 0; b < p->batch; b++) j->positions[b] = j->position;
     p->q_position = j->positions;
   }
-  return CLI_OK;
+  if (status == CLI_OK) status = set_mask(j);
+  if (status == CLI_OK && p->arithmetic == QKV_FAST) status = set_bf16(j);
+  return status;
 }
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */

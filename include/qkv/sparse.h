@@ -80,8 +80,8 @@ QKV_API qkv_status qkv_random_blocks(const qkv_block_random *random, qkv_block_m
 /* ---- Selected blocks ----------------------------------------------------------------------------------------------- */
 
 /* The `count` blocks of keys whose mean key has the largest score (product times softmax_scale) with the mean query of the block of
- * queries; of equal ones the first. Rows and keys are those that exist; products are formed in the problem's arithmetic. Causal: among the blocks up to the
- * query's own, which is always taken and counts; combine the map with qkv_causal(). */
+ * queries; of equal ones the first. Rows and keys are those that exist; products are formed in the problem's arithmetic. Causal: among
+ * the blocks up to the query's own, which is always taken and counts; combine the map with qkv_causal(). */
 typedef struct qkv_block_topk {
   uint32_t size;  /* sizeof(qkv_block_topk) */
   int32_t causal;

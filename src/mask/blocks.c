@@ -40,14 +40,17 @@ qkv_status qkv__mask_blocks_check(const qkv_problem *p, const qkv_mask *m, char 
     return s;
   }
   if ((map->batch != 1 && map->batch != p->batch) || (map->num_heads != 1 && map->num_heads != p->num_heads)) {
-    snprintf(why, bytes, "user: a map of %" PRId64 " entries and %" PRId64 " heads; the problem has %" PRId64 " and %" PRId64, map->batch,
-             map->num_heads, p->batch, p->num_heads);
+    snprintf(why, bytes,
+             "user: a map of %" PRId64 " entries and %" PRId64 " heads; the problem has %" PRId64 " and %" PRId64,
+             map->batch, map->num_heads, p->batch, p->num_heads);
     return QKV_BAD_MASK;
   }
   ends_of(p, &end_q, &end_kv);
   if (p->batch && (!fits(map->seqlen_q, end_q, p->kv_position || p->align == QKV_ALIGN_EXPLICIT) ||
                    !fits(map->seqlen_kv, end_kv, p->kv_position != NULL))) {
-    snprintf(why, bytes, "user: a map for %" PRId64 " x %" PRId64 " positions; the problem has %" PRId64 " x %" PRId64 " (queries x keys)",
+    snprintf(why, bytes,
+             "user: a map for %" PRId64 " x %" PRId64 " positions; the problem has %" PRId64 " x %" PRId64
+             " (queries x keys)",
              map->seqlen_q, map->seqlen_kv, end_q, end_kv);
     return QKV_BAD_MASK;
   }

@@ -18,8 +18,10 @@ qkv_status qkv__mask_chunk_check(const qkv_problem *p, const qkv_mask *m, char *
 }
 
 int32_t qkv__mask_chunk_tile(const qkv_mask *m, const qkv__rows *r, int64_t key, int64_t keys, uint64_t *bits) {
-  const int64_t a = m->a, b = neighbours_of(m), position = r->e->position_q + r->row, first = qkv__position_of_key(r->e, key);
-  const int64_t q0 = qkv__floor_div(position, a), q1 = qkv__floor_div(position + r->rows - 1, a), k0 = first / a, k1 = (first + keys - 1) / a;
+  const int64_t a = m->a, b = neighbours_of(m), position = r->e->position_q + r->row,
+                first = qkv__position_of_key(r->e, key);
+  const int64_t q0 = qkv__floor_div(position, a), q1 = qkv__floor_div(position + r->rows - 1, a), k0 = first / a,
+                k1 = (first + keys - 1) / a;
   if (k1 < q0 - b || k0 > q1 + b) return QKV_TILE_NONE;
   if (q1 - b <= k0 && k1 <= q0 + b) return QKV_TILE_ALL;
   if (!bits) return QKV_TILE_SOME;

@@ -20,7 +20,8 @@ qkv__positions qkv__positions_of(const qkv_mask *m, const qkv__rows *r) {
 static qkv_status check_list(const qkv__positions *s, int64_t b, int64_t head, char *why, size_t bytes) {
   for (int64_t i = 1; i < s->count; i++)
     if (at(s, i) <= at(s, i - 1) && at(s, i) <= INT32_MAX) {
-      snprintf(why, bytes, "t of entry %" PRId64 ", head %" PRId64 ": position %" PRIu32 " comes after %" PRId32 ", not ascending", b,
+      snprintf(why, bytes,
+               "t of entry %" PRId64 ", head %" PRId64 ": position %" PRIu32 " comes after %" PRId32 ", not ascending", b,
                head, at(s, i), (int32_t)at(s, i - 1));
       return QKV_BAD_MASK;
     }
@@ -37,7 +38,8 @@ qkv_status qkv__positions_check(const qkv_problem *p, const qkv_mask *m, char *w
     snprintf(why, bytes, "a %" PRId64 ", the number of positions in t, is negative, or b %" PRId64 " is not 0", m->a, m->b);
     return QKV_BAD_MASK;
   }
-  const int64_t entries = m->t.stride[0] ? p->batch : QKV_MIN(1, p->batch), heads = m->t.stride[1] ? p->num_heads : QKV_MIN(1, p->num_heads);
+  const int64_t entries = m->t.stride[0] ? p->batch : QKV_MIN(1, p->batch),
+                heads = m->t.stride[1] ? p->num_heads : QKV_MIN(1, p->num_heads);
   for (int64_t b = 0; b < entries; b++)
     for (int64_t h = 0; h < heads; h++) {
       const qkv__positions s = list_of(m, b, h);

@@ -26,7 +26,8 @@ qkv_status qkv__mask_strided_check(const qkv_problem *p, const qkv_mask *m, char
   for (int64_t b = 0; b < (m->t.stride[0] ? p->batch : QKV_MIN(1, p->batch)); b++)
     for (int64_t h = 0; h < (m->t.stride[1] ? p->num_heads : QKV_MIN(1, p->num_heads)); h++)
       if (stride_at(m, b, h) < 1) {
-        snprintf(why, bytes, "t of entry %" PRId64 ", head %" PRId64 ": the stride %" PRId64 " is less than 1", b, h, stride_at(m, b, h));
+        snprintf(why, bytes, "t of entry %" PRId64 ", head %" PRId64 ": the stride %" PRId64 " is less than 1", b, h,
+                 stride_at(m, b, h));
         return QKV_BAD_MASK;
       }
   return QKV_OK;

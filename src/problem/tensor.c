@@ -142,7 +142,7 @@ qkv_status qkv__check_apart(const qkv__report *r, const qkv__named *a, const qkv
   uintptr_t a0 = (uintptr_t)a->t->data + (uintptr_t)al, a1 = (uintptr_t)a->t->data + (uintptr_t)ah;
   uintptr_t b0 = (uintptr_t)b->t->data + (uintptr_t)bl, b1 = (uintptr_t)b->t->data + (uintptr_t)bh;
   if (a1 <= b0 || b1 <= a0) return QKV_OK;
-  for (int k = 0; k < 3; k++) {
+  for (int k = 0; k < 4; k++) {
     int64_t s = a->t->stride[k] * (int64_t)qkv__dtype_bytes(a->t->dtype);
     if (a->n[k] > 1 && s != 0 && interleaved(a, b, s < 0 ? -s : s)) return QKV_OK;
   }

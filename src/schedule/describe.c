@@ -148,6 +148,8 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
   panel.position = position;
   panel.slope2 = p.p.alibi_slopes.data ? spare[0] : NULL;
   panel.sink2 = NULL;
+  qkv__task before = {0};
+  double cost = 0;
   if (!standard)
     for (int64_t i = 0; i < plan.row_tasks * plan.nodes; i++) {
       qkv__task t;
@@ -158,7 +160,10 @@ qkv_status qkv_describe(const qkv_context *context, const qkv_problem *problem, 
         begin = QKV_MAX(begin, qkv__key_of_position(&t.e, (index << plan.level) * QKV_SPLIT));
         end = QKV_MIN(end, qkv__key_of_position(&t.e, ((index + 1) << plan.level) * QKV_SPLIT));
       }
-      const double cost = task_cost(&g, &t, begin, end, &panel);
+      /* the heads of a block of rows come one after another */
+      if (by_head || i == 0 || t.e.b != before.e.b || t.f0 != before.f0 || t.node != before.node)
+        cost = task_cost(&g, &t, begin, end, &panel);
+      before = t;
       if (i % plan.grain == 0) least = 0;
       for (int k = 1; i % plan.grain == 0 && k < workers; k++)
         if (load[k] < load[least]) least = k;

@@ -10,7 +10,8 @@ enum {
   ENOUGH_TASKS = 16,        /* fewer are divided further: by smaller ranges of rows, */
   FEW_TASKS = 8,            /* and below this, by keys */
   MANY_TASKS = 64,          /* more are run several at a time, as long as these remain, */
-  GRAIN_FLOPS = 4000000     /* up to so much work (about 20 microseconds) */
+  GRAIN_FLOPS = 4000000,    /* up to so much work (about 20 microseconds) */
+  LOOKS = 2000000           /* at the mask, to put tasks in order */
 };
 
 void qkv__split_range(const qkv__problem *p, int64_t *first, int64_t *last) {
@@ -112,8 +113,8 @@ void qkv__schedule_carve(const qkv__engine *g, int workers, qkv__carver *c, qkv_
   s->order = workers > 1 && s->row_tasks <= INT32_MAX ? qkv__carve(c, s->row_tasks, sizeof *s->order) : NULL;
 }
 
-/* Keys that some row of the task may see, in whole blocks, times its rows. */
-static float work_of(const qkv__engine *g, const qkv__schedule *s, const qkv__entry *e, int64_t kv_head, int64_t block) {
+/* Keys that some row of the task may see, in whole blocks, times its rows. *looks is what is left of LOOKS. */
+static float work_of(const qkv__engine *g, const qkv__schedule *s, const qkv__entry *e, int64_t kv_head, int64_t block, int64_t *looks) {
   const int64_t f0 = block * s->task_rows, f1 = QKV_MIN(f0 + s->task_rows, g->p->group * e->nq);
   int64_t row = 0, rows = e->nq, blocks = 0;
   if (f0 >= f1) return 0;
@@ -122,7 +123,7 @@ static float work_of(const qkv__engine *g, const qkv__schedule *s, const qkv__en
     rows = f1 - f0;
   }
   const qkv__rows r = {g->p, e, kv_head * g->p->group + f0 / e->nq, row, rows};
-  for (int64_t key = e->b0; (key = qkv__mask_next(&r, key, e->b1)) < e->b1; blocks++)
+  for (int64_t key = e->b0; *looks > 0 && (key = qkv__mask_next(&r, key, e->b1)) < e->b1; blocks++, --*looks)
     key = qkv__key_of_position(e, (qkv__position_of_key(e, key) / QKV_BLOCK + 1) * QKV_BLOCK);
   return (float)(f1 - f0) * (float)blocks;
 }
@@ -152,12 +153,10 @@ static void sort(qkv__cost *c, int64_t n) {
 void qkv__schedule_fill(const qkv__engine *g, qkv__schedule *s) {
   const int64_t heads = g->p->p.num_kv_heads;
   const int by_head = qkv__mask_by_head(&g->p->p);
-  int64_t first = 0;
+  int64_t first = 0, looks = LOOKS;
   if (s->starts) s->starts[0] = 0;
-  /* equal tasks need no order, and looking for one must stay small beside the work */
-  if (s->nodes > 1 || s->grain > 1 || (is_even(g->p) && !g->p->p.mask_count && !g->p->p.kv_length && !g->p->p.kv_begin) ||
-      (double)s->row_tasks * (double)g->p->max_keys > 64 * 2e6)
-    s->order = NULL;
+  /* equal tasks need no order */
+  if (s->nodes > 1 || s->grain > 1 || (is_even(g->p) && !g->p->p.mask_count && !g->p->p.kv_length && !g->p->p.kv_begin)) s->order = NULL;
   if (!s->starts && !s->order) return;
   for (int64_t b = 0; b < g->p->p.batch; b++) {
     qkv__entry e;
@@ -168,10 +167,11 @@ void qkv__schedule_fill(const qkv__engine *g, qkv__schedule *s) {
       for (int64_t h = 0; h < heads; h++) {
         qkv__cost *c = &s->order[first + i * heads + h];
         c->task = (int32_t)(first + i * heads + h);
-        c->work = h && !by_head ? c[-1].work : work_of(g, s, &e, h, i);
+        c->work = h && !by_head ? c[-1].work : work_of(g, s, &e, h, i, &looks);
       }
     first += blocks * heads;
   }
+  if (looks <= 0) s->order = NULL; /* looking for one must stay small beside the work */
   if (s->order) sort(s->order, s->row_tasks);
 }
 

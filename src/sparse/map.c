@@ -9,15 +9,18 @@
 qkv_status qkv__map_check_extents(const qkv__report *r, const qkv_block_map *map) {
   if (!map) return qkv__fail(r, QKV_BAD_POINTER, "map is NULL");
   if (map->size != sizeof *map)
-    return qkv__fail(r, QKV_BAD_SIZE, "map.size %" PRIu32 " is not the size of the struct; set it to sizeof, as qkv_block_map_default does",
+    return qkv__fail(r, QKV_BAD_SIZE,
+                     "map.size %" PRIu32 " is not the size of the struct; set it to sizeof, as qkv_block_map_default does",
                      map->size);
   if (map->reserved) return qkv__fail(r, QKV_UNKNOWN_FIELD, "map.reserved %" PRId32 " is not 0", map->reserved);
-  if (map->block < 16 || map->block > 256) return qkv__fail(r, QKV_BAD_EXTENT, "map.block %" PRId32 " is not in 16..256", map->block);
+  if (map->block < 16 || map->block > 256)
+    return qkv__fail(r, QKV_BAD_EXTENT, "map.block %" PRId32 " is not in 16..256", map->block);
   if (map->seqlen_q < 0 || map->seqlen_q > INT32_MAX || map->seqlen_kv < 0 || map->seqlen_kv > INT32_MAX)
-    return qkv__fail(r, QKV_BAD_EXTENT, "map.seqlen_q %" PRId64 ", map.seqlen_kv %" PRId64 ": not in 0..2^31 - 1", map->seqlen_q,
-                     map->seqlen_kv);
+    return qkv__fail(r, QKV_BAD_EXTENT, "map.seqlen_q %" PRId64 ", map.seqlen_kv %" PRId64 ": not in 0..2^31 - 1",
+                     map->seqlen_q, map->seqlen_kv);
   if (map->batch < 0 || map->batch > INT32_MAX || map->num_heads < 0 || map->num_heads > INT32_MAX)
-    return qkv__fail(r, QKV_BAD_EXTENT, "map.batch %" PRId64 ", map.num_heads %" PRId64 ": not in 0..2^31 - 1", map->batch, map->num_heads);
+    return qkv__fail(r, QKV_BAD_EXTENT, "map.batch %" PRId64 ", map.num_heads %" PRId64 ": not in 0..2^31 - 1", map->batch,
+                     map->num_heads);
   return QKV_OK;
 }
 
@@ -26,22 +29,28 @@ qkv_status qkv__map_check(const qkv__report *r, const qkv_block_map *map) {
   const int64_t rows = qkv__map_rows(map), keys = qkv__map_keys(map);
   int64_t lists;
   if (!qkv__mul(map->batch * map->num_heads, rows + 1, &lists) || lists > PTRDIFF_MAX / (int64_t)sizeof *map->indptr)
-    return qkv__fail(r, QKV_TOO_LARGE, "map: batch %" PRId64 ", num_heads %" PRId64 " and seqlen_q %" PRId64 " are more than memory holds",
+    return qkv__fail(r, QKV_TOO_LARGE,
+                     "map: batch %" PRId64 ", num_heads %" PRId64 " and seqlen_q %" PRId64 " are more than memory holds",
                      map->batch, map->num_heads, map->seqlen_q);
   if (lists && !map->indptr) return qkv__fail(r, QKV_BAD_POINTER, "map.indptr is NULL");
   for (int64_t n = 0; n < map->batch * map->num_heads; n++) {
     const int32_t *row = map->indptr + n * (rows + 1);
     for (int64_t i = 0; i < rows; i++) {
       if (row[i] < 0 || row[i + 1] < row[i] || row[i + 1] > map->capacity)
-        return qkv__fail(r, QKV_BAD_MASK, "map.indptr[%" PRId64 "] %" PRId32 " and %" PRId32 " are no ascending places of the %" PRId64 " indices",
+        return qkv__fail(r, QKV_BAD_MASK,
+                         "map.indptr[%" PRId64 "] %" PRId32 " and %" PRId32 " are no ascending places of the %" PRId64
+                         " indices",
                          n * (rows + 1) + i, row[i], row[i + 1], map->capacity);
       if (row[i] < row[i + 1] && !map->indices) return qkv__fail(r, QKV_BAD_POINTER, "map.indices is NULL");
       for (int32_t k = row[i]; k < row[i + 1]; k++) {
         const int32_t block = map->indices[k];
         if (block < 0 || block >= keys)
-          return qkv__fail(r, QKV_BAD_MASK, "map.indices[%" PRId32 "] %" PRId32 " is not one of the %" PRId64 " blocks of keys", k, block, keys);
+          return qkv__fail(r, QKV_BAD_MASK,
+                           "map.indices[%" PRId32 "] %" PRId32 " is not one of the %" PRId64 " blocks of keys", k, block,
+                           keys);
         if (map->sorted && k > row[i] && block < map->indices[k - 1])
-          return qkv__fail(r, QKV_BAD_MASK, "map.indices[%" PRId32 "] %" PRId32 " comes after %" PRId32 ", but map.sorted is set", k, block,
+          return qkv__fail(r, QKV_BAD_MASK,
+                           "map.indices[%" PRId32 "] %" PRId32 " comes after %" PRId32 ", but map.sorted is set", k, block,
                            map->indices[k - 1]);
       }
     }

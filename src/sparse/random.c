@@ -29,7 +29,8 @@ static int64_t block_of(const candidates *c, int64_t index) {
 
 /* Floor of n * word / 2^32: each of n values with the same probability, to n / 2^32. */
 static int64_t draw(const qkv_block_random *r, int64_t row, int64_t head, int64_t b, int64_t index, int64_t n) {
-  const uint32_t counter[4] = {(uint32_t)(index / 4), (uint32_t)row, (uint32_t)(r->head_origin + head), (uint32_t)(r->batch_origin + b)};
+  const uint32_t counter[4] = {(uint32_t)(index / 4), (uint32_t)row, (uint32_t)(r->head_origin + head),
+                               (uint32_t)(r->batch_origin + b)};
   uint32_t word[4];
   qkv__philox(counter, r->seed, word);
   return (int64_t)((uint64_t)word[index % 4] * (uint64_t)n >> 32);
@@ -60,8 +61,8 @@ qkv_status qkv_random_blocks(const qkv_block_random *in, qkv_block_map *map) {
   QKV_TRY(qkv__take_struct(&none, "random", in, &r, sizeof r));
   QKV_TRY(qkv__map_check_extents(&none, map));
   if (r.causal != 0 && r.causal != 1) return QKV_BAD_VALUE;
-  if (r.count < 0 || r.window < -1 || r.window > INT32_MAX || r.global_first < 0 || r.global_last < 0 || r.global_first > INT32_MAX ||
-      r.global_last > INT32_MAX || r.seqlen < 0)
+  if (r.count < 0 || r.window < -1 || r.window > INT32_MAX || r.global_first < 0 || r.global_last < 0 ||
+      r.global_first > INT32_MAX || r.global_last > INT32_MAX || r.seqlen < 0)
     return QKV_BAD_EXTENT;
   if (r.batch_origin < 0 || r.head_origin < 0) return QKV_BAD_VALUE;
   const int64_t rows = qkv__map_rows(map), lists = map->batch * map->num_heads;

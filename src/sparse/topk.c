@@ -57,7 +57,8 @@ static worker worker_of(const call *k, int32_t index) {
 }
 
 /* to[head_dim] = the mean of n rows: a sum in double, rounded once. */
-static void mean_of(const call *k, const qkv_tensor *t, int64_t batch, int64_t head, int64_t row, int64_t n, void *to, worker *w) {
+static void mean_of(const call *k, const qkv_tensor *t, int64_t batch, int64_t head, int64_t row, int64_t n, void *to,
+                    worker *w) {
   const int64_t d = k->p.p.head_dim;
   qkv__stage_load(k->g.k, w->rows, d, t, qkv__at(t, qkv__dtype_bytes(t->dtype), batch, head, row, 0), n, d);
   for (int64_t x = 0; x < d; x++) w->sum[x] = 0;
@@ -79,7 +80,8 @@ static int64_t part_of(const call *k, int64_t block, int64_t position, int64_t f
 }
 
 static char *means_at(const call *k, int64_t b, int64_t kv_head, int64_t block) {
-  return k->means + (size_t)(((b * k->p.p.num_kv_heads + kv_head) * k->keys + block) * k->p.p.head_dim) * (size_t)k->g.k->real_bytes;
+  return k->means +
+         (size_t)(((b * k->p.p.num_kv_heads + kv_head) * k->keys + block) * k->p.p.head_dim) * (size_t)k->g.k->real_bytes;
 }
 
 /* Means of all key blocks of an entry and key-value head; 0 where no key exists. */
@@ -118,7 +120,8 @@ static void rows_task(void *arg, int64_t task, int32_t index) {
   const call *k = arg;
   const qkv_problem *p = &k->p.p;
   const int64_t d = p->head_dim, head = task / k->panels % p->num_heads, first = task % k->panels * k->g.w;
-  const int64_t n = QKV_MIN(k->g.w, k->rows - first), nv = (n + k->g.k->lanes - 1) / k->g.k->lanes, width = nv * k->g.k->lanes;
+  const int64_t n = QKV_MIN(k->g.w, k->rows - first), nv = (n + k->g.k->lanes - 1) / k->g.k->lanes,
+                width = nv * k->g.k->lanes;
   worker w = worker_of(k, index);
   qkv__entry e;
   qkv__entry_of(&k->p, task / k->panels / p->num_heads, &e);
@@ -132,7 +135,8 @@ static void rows_task(void *arg, int64_t task, int32_t index) {
     own[i] = from < to ? first + i : -1;
     w.length[i] = 0;
     if (from >= to) continue;
-    mean_of(k, &p->q, e.batch_q, head, e.row0_q + from, to - from, (char *)w.means + (size_t)(i * d) * (size_t)k->g.k->real_bytes, &w);
+    mean_of(k, &p->q, e.batch_q, head, e.row0_q + from, to - from,
+            (char *)w.means + (size_t)(i * d) * (size_t)k->g.k->real_bytes, &w);
     end = k->t.causal ? QKV_MIN(first + i + 1, key_end) : key_end;
   }
   k->g.k->pack(w.Qt, w.means, d, n, d, (int)nv, k->p.c);
@@ -176,7 +180,8 @@ static void compact(const call *k) {
   k->map->sorted = 1;
 }
 
-static qkv_status prepare(const qkv_context *context, const qkv_problem *problem, const qkv_block_topk *topk, qkv_block_map *map, call *k) {
+static qkv_status prepare(const qkv_context *context, const qkv_problem *problem, const qkv_block_topk *topk,
+                          qkv_block_map *map, call *k) {
   const qkv__report none = {NULL, 0};
   memset(k, 0, sizeof *k);
   QKV_TRY(qkv__check_context(context, &k->c, NULL, 0));
@@ -210,8 +215,8 @@ static qkv_status run(call *k) {
   int64_t lists, means, elements;
   carve_worker(k, &one, &w);
   k->worker_bytes = one.used;
-  if (one.overflow || !qkv__mul(p->batch * p->num_heads, k->rows, &lists) || !qkv__mul(p->batch * p->num_kv_heads, k->keys, &means) ||
-      !qkv__mul(means, p->head_dim, &elements))
+  if (one.overflow || !qkv__mul(p->batch * p->num_heads, k->rows, &lists) ||
+      !qkv__mul(p->batch * p->num_kv_heads, k->keys, &means) || !qkv__mul(means, p->head_dim, &elements))
     return QKV_TOO_LARGE;
   qkv_status s = QKV_OK;
   for (int pass = 0; pass < 2 && s == QKV_OK; pass++) { /* adds up, then lays out */
@@ -231,7 +236,8 @@ static qkv_status run(call *k) {
   return s;
 }
 
-qkv_status qkv_topk_blocks(const qkv_context *context, const qkv_problem *problem, const qkv_block_topk *topk, qkv_block_map *map) {
+qkv_status qkv_topk_blocks(const qkv_context *context, const qkv_problem *problem, const qkv_block_topk *topk,
+                           qkv_block_map *map) {
   call k;
   qkv__fpstate fp;
   qkv__fp_enter(&fp);

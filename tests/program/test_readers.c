@@ -495,8 +495,10 @@ static void test_mask_terms(void **state) {
 static void test_mask_errors(void **state) {
   (void)state;
   static const char terms[] =
-      "none, causal, causal_start, window(left,right), prefix(n), lengths(FILE), documents(FILE), dense(FILE)";
-  char a_term[256], no_such[256];
+      "none, causal, causal_start, window(left,right), prefix(n), lengths(FILE), documents(FILE), dense(FILE), keys(n), queries(n), "
+      "global(n), chunk(size), columns(size,last), stride(n), blocks(FILE,block), random(block,count,seed), topk(block,count), "
+      "longformer(window,globals), bigbird(block,random,globals,seed), strided(n), fixed(n,summary), sinks_window(sinks,keys)";
+  char a_term[1024], no_such[1024];
   snprintf(a_term, sizeof a_term, "a term was expected: %s, or '('\n  ", terms);
   snprintf(no_such, sizeof no_such, "unknown term 'sliding_attention'; there are %s\n  sliding_attention\n  ^", terms);
   const struct {

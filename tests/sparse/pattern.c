@@ -49,8 +49,8 @@ static void same_tiles(const char *text, const qkv_problem *p, const qkv_problem
     assert_int_equal(qkv_visible(p, &t, bits[0], &answer[0]), QKV_OK);
     assert_int_equal(qkv_visible(dense, &t, bits[1], &answer[1]), QKV_OK);
     if (answer[0] != answer[1] || memcmp(bits[0], bits[1], (size_t)t.keys * sizeof bits[0][0]) != 0) {
-      fail_msg("%s: entry %d, head %d, rows %d + %d, keys %d + %d: answer %d, the definition's %d, or other bits", text, (int)t.batch,
-               (int)t.head, (int)t.row, (int)t.rows, (int)t.key, (int)t.keys, (int)answer[0], (int)answer[1]);
+      fail_msg("%s: entry %d, head %d, rows %d + %d, keys %d + %d: answer %d, the definition's %d, or other bits", text,
+               (int)t.batch, (int)t.head, (int)t.row, (int)t.rows, (int)t.key, (int)t.keys, (int)answer[0], (int)answer[1]);
     }
   }
 }
