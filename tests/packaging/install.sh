@@ -10,6 +10,14 @@ for file in include/qkv/qkv.h "$LIBDIR/libqkv.so" "$LIBDIR/libqkv.so.0" "$LIBDIR
   share/doc/qkv/LICENSE; do
   [ -f "$file" ] || fail "$file was not installed"
 done
+if [ -n "${NN_SHARED:-}" ]; then
+  for file in include/qkv/nn.h "$LIBDIR/libqkv-nn.so" "$LIBDIR/libqkv-nn.so.0" "$LIBDIR/libqkv-nn.a" "$LIBDIR/pkgconfig/qkv-nn.pc" \
+    "$LIBDIR/cmake/qkv/qkv-nn-targets.cmake"; do
+    [ -f "$file" ] || fail "$file was not installed"
+  done
+elif [ -f include/qkv/nn.h ]; then
+  fail "include/qkv/nn.h was installed without its library"
+fi
 leaks=$(grep -rlF -e "$WORK/prefix" -e "$SOURCE/" include "$LIBDIR/pkgconfig" "$LIBDIR/cmake" || true)
 [ -z "$leaks" ] || fail "these files name the place they were built or installed in: $leaks"
 
