@@ -21,7 +21,8 @@
 enum {
   SUPERBLOCK_MEMORY = 640 << 10, /* of the row blocks that share a pass over keys: they stay in the second-level cache */
   MAX_SUPERBLOCK = 8,
-  MAX_CHUNK_ROWS = 4, /* row blocks of a cell of the wavefront */
+  MAX_CHUNK_ROWS = 2, /* row blocks of a cell of the wavefront, */
+  MAX_CHUNK_KEYS = 4, /* and key blocks; of PASSES too */
   PATIENCE = 1 << 20, /* looks of a worker of the wavefront for a cell that is ready, while others are at work */
   YIELD_EVERY = 64    /* of these looks gives way to threads that may hold what is waited for */
 };
@@ -78,15 +79,10 @@ static int wants(const call *k, int what) { return (k->to.wanted & what) != 0; }
 
 /* ---- Layout ---- */
 
-/* Key blocks of a chunk that stays in the cache. */
-static int64_t most_keys(const call *k) {
-  return QKV_MAX(1, SUPERBLOCK_MEMORY / (int64_t)(QKV_BLOCK * real_bytes(k) * 2 * (size_t)(k->b.ld + k->b.ldv)));
-}
-
 static void carve_worker(const call *k, qkv__carver *c, worker *w) {
   const size_t size = real_bytes(k);
   /* a key task's totals: a whole head, or the largest chunk */
-  const int64_t keys = k->schedule == OWNER ? k->key_blocks : k->schedule == PASSES ? QKV_MIN(k->key_blocks, most_keys(k)) : 0;
+  const int64_t keys = k->schedule == OWNER ? k->key_blocks : k->schedule == PASSES ? QKV_MIN(k->key_blocks, MAX_CHUNK_KEYS) : 0;
   memset(w, 0, sizeof *w);
   qkv__gradient_carve(&k->b, c, &w->w);
   for (int64_t i = 0; i < k->superblock; i++) qkv__row_block_carve(&k->b, c, 1, &w->rows[i]);
@@ -228,13 +224,13 @@ static void measure(call *k) {
   k->superblock = 1;
   while (k->superblock < MAX_SUPERBLOCK && 2 * (size_t)k->superblock * block <= SUPERBLOCK_MEMORY) k->superblock *= 2;
   while (k->superblock > 1 && k->superblock / 2 >= k->row_blocks) k->superblock /= 2;
-  /* rows of a cell: enough to read a key block for; keys: as many as stay in the cache, and fewer to give each worker its share */
+  /* less, to give each worker its share */
   k->chunk_rows = MAX_CHUNK_ROWS;
   while (k->chunk_rows > 1 && k->p.group * k->row_blocks < 8 * k->c.num_workers * k->chunk_rows) k->chunk_rows /= 2;
   k->row_chunks = k->p.group * ((k->row_blocks + k->chunk_rows - 1) / k->chunk_rows);
   k->chunk = 1;
   k->wavefront = 0;
-  for (int64_t i = most_keys(k); i > 0; i--) {
+  for (int64_t i = MAX_CHUNK_KEYS; i > 0; i--) {
     const double efficiency = wavefront_efficiency(k, i);
     if (efficiency > k->wavefront + 0.01) {
       k->wavefront = efficiency;
@@ -438,11 +434,7 @@ static void wavefront_cell(const call *k, const qkv__entry *e, int64_t kv_head, 
   const int64_t h = kv_head * k->p.group + step / of_head, first = step % of_head * k->chunk_rows, blocks = blocks_of(e->nq);
   qkv__row_block rows[MAX_CHUNK_ROWS];
   int64_t count = 0;
-  for (; count < k->chunk_rows && first + count < blocks; count++) {
-    qkv__row_block *q = row_block_at(k, e->b, h, first + count, chunk == 0);
-    if (chunk == 0) qkv__row_block_load(&k->b, e, h, (first + count) * QKV_BLOCK, q, &w->w);
-    rows[count] = *q;
-  }
+  for (; count < k->chunk_rows && first + count < blocks; count++) rows[count] = *row_block_at(k, e->b, h, first + count, 0);
   char *dK = totals_at(k, k->dK, k->b.ld, e->b, kv_head, from), *dV = totals_at(k, k->dV, k->b.ldv, e->b, kv_head, from);
   if (step == 0) {
     const size_t n = (size_t)((to - from) * QKV_BLOCK) * real_bytes(k);
@@ -450,6 +442,20 @@ static void wavefront_cell(const call *k, const qkv__entry *e, int64_t kv_head, 
     if (dV) memset(dV, 0, n * (size_t)k->b.ldv);
   }
   cell(k, e, kv_head, rows, count, from, to, dK, dV, w);
+}
+
+/* Row chunks, before any cell. */
+static void load_task(void *arg, int64_t task, int32_t index) {
+  const call *k = arg;
+  const int64_t unit = task / k->row_chunks, step = task % k->row_chunks, kv_head = unit % k->p.p.num_kv_heads;
+  qkv__entry e;
+  int64_t of_head;
+  qkv__entry_of(&k->p, unit / k->p.p.num_kv_heads, &e);
+  if (step >= row_chunks_of(k, &e, &of_head) || !key_blocks_of(&e)) return;
+  worker w = worker_of(k, index);
+  const int64_t h = kv_head * k->p.group + step / of_head, first = step % of_head * k->chunk_rows;
+  for (int64_t i = first; i < QKV_MIN(first + k->chunk_rows, blocks_of(e.nq)); i++)
+    qkv__row_block_load(&k->b, &e, h, i * QKV_BLOCK, row_block_at(k, e.b, h, i, 1), &w.w);
 }
 
 /* Goes down key chunk `chunk` of a unit as far as the chunk to its left has been. Returns the row chunks that are left to do, and in
@@ -707,7 +713,8 @@ static qkv_status run(call *k) {
     if (chunks) {
       memset(k->done, 0, (size_t)chunks * sizeof *k->done);
       memset(k->taken, 0, (size_t)chunks * sizeof *k->taken);
-      s = qkv__run(&k->c, wavefront_task, k, k->c.num_workers);
+      s = qkv__run(&k->c, load_task, k, k->units * k->row_chunks);
+      if (s == QKV_OK) s = qkv__run(&k->c, wavefront_task, k, k->c.num_workers);
     }
     if (s == QKV_OK) s = qkv__run(&k->c, store_task, k, k->units * (QKV_MAX(1, k->key_chunks) + QKV_MAX(1, k->row_chunks)));
   }
