@@ -56,6 +56,39 @@ static int32_t document_id(const qkv_tensor *t, int64_t b, int64_t at, int axis)
   return ((const int32_t *)t->data)[offset];
 }
 
+/* Whether a position is in a set: a range, or places of a list. */
+static bool in_positions(const qkv_mask *m, int64_t b, int64_t h, int64_t position) {
+  if (m->t.data == NULL) {
+    return position >= m->a && position < m->b;
+  }
+  int64_t first = (b != 0 ? b * m->t.stride[0] : 0) + (h != 0 ? h * m->t.stride[1] : 0);
+  for (int64_t n = 0; n < m->a; n++) {
+    int32_t listed = ((const int32_t *)m->t.data)[first + (n != 0 ? n * m->t.stride[3] : 0)];
+    if (listed >= 0 && listed == position) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static int64_t quotient_below(int64_t a, int64_t b) { return (int64_t)floor((double)a / (double)b); } /* of 32-bit numbers */
+
+static bool map_lists(const qkv_block_map *map, int64_t b, int64_t h, int64_t query, int64_t key) {
+  if (query < 0) {
+    return false;
+  }
+  int64_t lists = (map->seqlen_q + map->block - 1) / map->block + 1;
+  b = map->batch == 1 ? 0 : b;
+  h = map->num_heads == 1 ? 0 : h;
+  const int32_t *row = map->indptr + (b * map->num_heads + h) * lists + query / map->block;
+  for (int32_t n = row[0]; n < row[1]; n++) {
+    if ((int64_t)map->indices[n] * map->block <= key && key < ((int64_t)map->indices[n] + 1) * map->block) {
+      return true;
+    }
+  }
+  return false;
+}
+
 static bool term_sees(const qkv_problem *p, const qkv_mask *m, int64_t b, int64_t h, int64_t i, int64_t j) {
   int64_t query = oracle_query_position(p, b, i, p->align), key = oracle_key_position(p, b, j);
   switch (m->kind) {
@@ -81,6 +114,18 @@ static bool term_sees(const qkv_problem *p, const qkv_mask *m, int64_t b, int64_
     }
     return ((const uint8_t *)m->t.data)[offset] != 0;
   }
+  case QKV_MASK_KEYS: return in_positions(m, b, h, key);
+  case QKV_MASK_QUERIES: return in_positions(m, b, h, query);
+  case QKV_MASK_CHUNK: return llabs(quotient_below(query, m->a) - quotient_below(key, m->a)) <= m->b;
+  case QKV_MASK_COLUMNS: return (key + m->b) / m->a > key / m->a;
+  case QKV_MASK_STRIDED: {
+    int64_t stride = m->a, steps = llabs(query - key);
+    if (m->t.data != NULL) {
+      stride = ((const int32_t *)m->t.data)[(b != 0 ? b * m->t.stride[0] : 0) + (h != 0 ? h * m->t.stride[1] : 0)];
+    }
+    return steps % stride == 0 && (m->b < 0 || steps / stride <= m->b);
+  }
+  case QKV_MASK_BLOCKS: return map_lists(m->user, b, h, query, key);
   default: {
     uint64_t bits[64] = {0};
     const qkv_tile tile = {b, h, i, 1, j, 1, query, key};

@@ -125,8 +125,9 @@ static const struct {
   const char *name;
   int least, most;
 } mask_words[PROBLEM_MASKS] = {
-    {"causal", 0, 0},    {"causal_start", 0, 0}, {"window", 2, 2}, {"prefix", 1, 1},
-    {"documents", 0, 0}, {"documents2", 0, 0},   {"dense", 0, 1},  {"tile", 0, 0},
+    {"causal", 0, 0}, {"causal_start", 0, 0}, {"window", 2, 2}, {"prefix", 1, 1},  {"documents", 0, 0}, {"documents2", 0, 0},
+    {"dense", 0, 1},  {"tile", 0, 0},         {"keys", 2, 2},   {"queries", 2, 2}, {"keylist", 0, 0},   {"querylist", 0, 0},
+    {"chunk", 2, 2},  {"columns", 2, 2},      {"stride", 2, 2}, {"strides", 1, 1}, {"blocks", 1, 1},
 };
 
 static bool complain(char *error, size_t bytes, const char *format, ...) {
@@ -424,6 +425,17 @@ bool problem_valid(const problem_spec *s, char *error, size_t bytes) {
   if (s->batch == 0 && ((s->ragged_q && s->seqlen_q != 0) || (s->ragged_kv && s->seqlen_kv != 0))) {
     return complain(error, bytes, "problem text: a ragged batch of 0 entries has no rows");
   }
+  for (int n = 0; n < s->mask_count; n++) {
+    const problem_mask *m = &s->mask[n];
+    const bool is_set = m->kind == PROBLEM_KEYS || m->kind == PROBLEM_QUERIES;
+    const bool is_size = m->kind == PROBLEM_CHUNK || m->kind == PROBLEM_COLUMNS || m->kind == PROBLEM_STRIDE;
+    if ((is_set && (m->a < 0 || m->b < m->a)) || (is_size && (m->a < 1 || m->a > INT32_MAX)) ||
+        (m->kind == PROBLEM_CHUNK && m->b < 0) || (m->kind == PROBLEM_COLUMNS && (m->b < 0 || m->b > m->a)) ||
+        (m->kind == PROBLEM_BLOCKS && (m->a < 16 || m->a > 256))) {
+      return complain(error, bytes, "problem text: %s:%" PRId64 ",%" PRId64 " is out of range", mask_words[m->kind].name,
+                      m->a, m->b);
+    }
+  }
   if (s->softcap < 0 || s->scale != s->scale) {
     return complain(error, bytes, "problem text: softcap %g is negative", s->softcap);
   }
@@ -641,6 +653,35 @@ static problem_mask random_mask(rng *r, const problem_spec *s) {
   return m;
 }
 
+static problem_mask random_sparse_mask(rng *r, const problem_spec *s) {
+  static const int64_t sizes[] = {1, 2, 3, 7, 16, 31, 32, 33, 63, 64, 65, 100, 128, 1000};
+  const int64_t n = s->seqlen_kv + 2, size = sizes[rng_below(r, 14)];
+  problem_mask m = {(int)rng_range(r, PROBLEM_KEYS, PROBLEM_BLOCKS), false, 0, 0};
+  switch (m.kind) {
+  case PROBLEM_KEYS:
+  case PROBLEM_QUERIES:
+    m.a = rng_chance(r, 60) ? 0 : rng_below(r, n);
+    m.b = m.a + rng_below(r, rng_chance(r, 60) ? 5 : n);
+    break;
+  case PROBLEM_CHUNK:
+    m.a = size;
+    m.b = rng_below(r, 4);
+    break;
+  case PROBLEM_COLUMNS:
+    m.a = size;
+    m.b = rng_below(r, size + 1);
+    break;
+  case PROBLEM_STRIDE:
+    m.a = size;
+    m.b = rng_chance(r, 30) ? -1 : rng_below(r, 40);
+    break;
+  case PROBLEM_STRIDES: m.a = rng_chance(r, 30) ? -1 : rng_below(r, 40); break;
+  case PROBLEM_BLOCKS: m.a = rng_range(r, 16, rng_chance(r, 70) ? 70 : 256); break;
+  default: break;
+  }
+  return m;
+}
+
 /* Dropout, and what concerns the backward pass. */
 static void random_rest(rng *r, problem_spec *s) {
   static const double rates[] = {0.1, 0.1, 0.5, 0.25, 0.9, 1, 0x1p-40, 1 - 0x1p-20};
@@ -752,6 +793,19 @@ void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec
   }
   random_rest(r, &s);
   *spec = s;
+}
+
+void problem_random_sparse(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec) {
+  rng r = {~seed, index, 0};
+  problem_random(seed, index, max_cost, spec);
+  const problem_spec before = *spec;
+  spec->mask_count = 0;
+  for (int64_t n = rng_range(&r, 1, 4); n > 0; n--) {
+    const bool old = before.mask_count > spec->mask_count && rng_chance(&r, 30);
+    problem_mask m = old ? before.mask[spec->mask_count] : random_sparse_mask(&r, spec);
+    m.join = spec->mask_count > 0 && rng_chance(&r, 60);
+    spec->mask[spec->mask_count++] = m;
+  }
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------- */
@@ -1099,6 +1153,111 @@ static int64_t most_of(const qkv_problem *p, int64_t (*extent)(const qkv_problem
   return most;
 }
 
+/* The ends of the positions that the tensors reach. */
+static void ends_of(const qkv_problem *p, int64_t *end_q, int64_t *end_kv) {
+  *end_q = *end_kv = 0;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const int64_t first = p->kv_position != NULL ? p->kv_position[b] : 0, keys = first + problem_keys(p, b);
+    int64_t queries = first + problem_rows(p, b);
+    if (p->align == QKV_ALIGN_END) {
+      queries = keys;
+    } else if (p->align == QKV_ALIGN_EXPLICIT) {
+      queries = problem_rows(p, b) + (p->q_position != NULL ? p->q_position[b] : 0);
+    }
+    *end_q = queries > *end_q ? queries : *end_q;
+    *end_kv = keys > *end_kv ? keys : *end_kv;
+  }
+}
+
+/* Lists of random blocks: some empty, some of all blocks, sorted or in no order with duplicates. */
+static bool build_map(problem_case *c, int n, uint64_t seed) {
+  const problem_spec *s = &c->spec;
+  qkv_block_map *map = &c->map[n];
+  const int index = PROBLEM_BUFFER_MASK + 2 * n;
+  *map = qkv_block_map_default();
+  map->block = (int32_t)s->mask[n].a;
+  ends_of(&c->problem, &map->seqlen_q, &map->seqlen_kv);
+  map->batch = (seed & 3) == 0 && s->batch > 0 ? s->batch : 1;
+  map->num_heads = (seed & 12) != 0 && s->num_heads > 0 ? s->num_heads : 1;
+  map->sorted = seed >> 4 & 1;
+  const int64_t rows = (map->seqlen_q + map->block - 1) / map->block, keys = (map->seqlen_kv + map->block - 1) / map->block;
+  const int64_t lists = map->batch * map->num_heads;
+  int32_t *list = malloc((size_t)(lists * rows * (keys + 2) + 1) * sizeof *list);
+  if (list == NULL || !problem_buffer_make(&c->buffer[index], (size_t)(lists * (rows + 1)) * sizeof *list, c->flags)) {
+    free(list);
+    return false;
+  }
+  map->indptr = (int32_t *)(void *)c->buffer[index].begin;
+  int32_t at = 0;
+  for (int64_t x = 0; x < lists * (rows + 1); x++) {
+    map->indptr[x] = at;
+    if (x % (rows + 1) == rows || keys == 0) {
+      continue;
+    }
+    const uint64_t w = rng_at(seed, 4, (uint64_t)x);
+    const uint64_t percent = w % 4 == 0 ? 0 : w % 4 == 1 ? 100 : 20;
+    for (int64_t j = 0; j < keys; j++) {
+      if (rng_at(seed, 5, (uint64_t)(x * keys + j)) % 100 < percent) {
+        list[at++] = (int32_t)(map->sorted ? j : keys - 1 - j);
+      }
+    }
+    if (!map->sorted && at > map->indptr[x]) {
+      list[at] = list[map->indptr[x]];
+      at++;
+    }
+  }
+  map->capacity = at;
+  const bool made = problem_buffer_make(&c->buffer[index + 1], (size_t)at * sizeof *list, c->flags);
+  if (made) {
+    map->indices = (int32_t *)(void *)c->buffer[index + 1].begin;
+    memcpy(map->indices, list, (size_t)at * sizeof *list);
+  }
+  free(list);
+  return made;
+}
+
+/* Ascending positions near those of the keys, and unused places. */
+static bool build_list(problem_case *c, int n, uint64_t seed, qkv_tensor *t, int64_t *places) {
+  const problem_spec *s = &c->spec;
+  int layout = s->layout == PROBLEM_ODD || s->layout == PROBLEM_NEG ? s->layout : PROBLEM_BHSD;
+  const bool fixed[4] = {(seed & 3) == 0, (seed & 12) != 0, false, false};
+  *places = 1 + (int64_t)(seed >> 8 & 7);
+  const shape n4 = {{s->batch, s->num_heads, 1, *places}};
+  if (!lay(c, PROBLEM_BUFFER_MASK + 2 * n, t, QKV_I32, n4, layout, fixed)) {
+    return false;
+  }
+  int64_t at[4] = {0, 0, 0, 0};
+  for (at[0] = 0; at[0] < s->batch; at[0]++) {
+    for (at[1] = 0; at[1] < s->num_heads; at[1]++) {
+      /* The same for all that share the memory. */
+      const uint64_t own = rng_at(seed, 6, (uint64_t)((fixed[0] ? 0 : at[0]) * 64 + (fixed[1] ? 0 : at[1])));
+      int64_t position = c->problem.kv_position != NULL && !fixed[0] ? c->problem.kv_position[at[0]] : 0;
+      for (at[3] = 0; at[3] < *places; at[3]++) {
+        position += (int64_t)(rng_at(own, 7, (uint64_t)at[3]) % (at[3] % 3 == 0 ? 60 : 3)) + (at[3] > 0);
+        ((int32_t *)t->data)[plain_offset(t, at)] = at[3] < (int64_t)(own % 9) ? (int32_t)position : -1;
+      }
+    }
+  }
+  return true;
+}
+
+static bool build_strides(problem_case *c, int n, uint64_t seed, qkv_tensor *t) {
+  const problem_spec *s = &c->spec;
+  const bool fixed[4] = {(seed & 3) != 0, (seed & 12) == 0, false, false};
+  const shape n4 = {{s->batch, s->num_heads, 1, 1}};
+  if (!lay(c, PROBLEM_BUFFER_MASK + 2 * n, t, QKV_I32, n4, PROBLEM_BHSD, fixed)) {
+    return false;
+  }
+  int64_t at[4] = {0, 0, 0, 0};
+  for (at[0] = 0; at[0] < s->batch; at[0]++) {
+    for (at[1] = 0; at[1] < s->num_heads; at[1]++) {
+      const uint64_t own = rng_at(seed, 8, (uint64_t)((fixed[0] ? 0 : at[0]) * 64 + (fixed[1] ? 0 : at[1])));
+      ((int32_t *)t->data)[plain_offset(t, at)] = 1 + (int32_t)(own % (own >> 8 & 1 ? 6 : 100));
+    }
+  }
+  return true;
+}
+
 static bool build_mask(problem_case *c, int n) {
   const problem_spec *s = &c->spec;
   const problem_mask *m = &s->mask[n];
@@ -1115,6 +1274,35 @@ static bool build_mask(problem_case *c, int n) {
   case PROBLEM_TILE:
     c->tile[n] = (problem_tile_user){seed, 0, 0};
     *to = qkv_tiles(tile_fn, &c->tile[n]);
+    break;
+  case PROBLEM_KEYS: *to = qkv_keys(m->a, m->b); break;
+  case PROBLEM_QUERIES: *to = qkv_queries(m->a, m->b); break;
+  case PROBLEM_CHUNK: *to = qkv_chunk(m->a, m->b); break;
+  case PROBLEM_COLUMNS: *to = qkv_columns(m->a, m->b); break;
+  case PROBLEM_STRIDE: *to = qkv_stride(m->a, m->b); break;
+  case PROBLEM_KEYLIST:
+  case PROBLEM_QUERYLIST: {
+    qkv_tensor t;
+    int64_t places;
+    if (!build_list(c, n, seed, &t, &places)) {
+      return false;
+    }
+    *to = m->kind == PROBLEM_KEYLIST ? qkv_keys_of(t, places) : qkv_queries_of(t, places);
+    break;
+  }
+  case PROBLEM_STRIDES: {
+    qkv_tensor t;
+    if (!build_strides(c, n, seed, &t)) {
+      return false;
+    }
+    *to = qkv_strides(t, m->a);
+    break;
+  }
+  case PROBLEM_BLOCKS:
+    if (!build_map(c, n, seed)) {
+      return false;
+    }
+    *to = qkv_blocks(&c->map[n]);
     break;
   case PROBLEM_DENSE: {
     bool fixed[4] = {(seed & 3) == 0, (seed & 12) != 0, (seed & 48) == 0, false};
@@ -1721,13 +1909,26 @@ void problem_view_entry(problem_view *view, const qkv_problem *p, int64_t b, int
   for (int64_t n = 0; n < p->mask_count && n < PROBLEM_MAX_MASKS; n++) {
     qkv_mask *m = &view->mask[n];
     *m = p->mask[n];
-    advance(&m->t, step(b, m->t.stride[0]) + (m->kind == QKV_MASK_DENSE ? step(head, m->t.stride[1]) : 0));
+    const bool by_head = m->kind != QKV_MASK_DOCUMENT && m->t.data != NULL;
+    advance(&m->t, step(b, m->t.stride[0]) + (by_head ? step(head, m->t.stride[1]) : 0));
     advance(&m->u, step(b, m->u.stride[0]));
     if (m->kind == QKV_MASK_TILE && m->fn == tile_fn) {
       view->tile[n] = *(const problem_tile_user *)m->user;
       view->tile[n].batch_origin += b;
       view->tile[n].head_origin += head;
       m->user = &view->tile[n];
+    }
+    if (m->kind == QKV_MASK_BLOCKS) {
+      qkv_block_map *map = &view->map[n];
+      *map = *(const qkv_block_map *)m->user;
+      const int64_t rows = (map->seqlen_q + map->block - 1) / map->block;
+      map->indptr += ((map->batch > 1 ? b : 0) * map->num_heads + (map->num_heads > 1 ? head : 0)) * (rows + 1);
+      map->num_heads = map->num_heads > 1 ? v->num_heads : 1;
+      map->batch = 1;
+      m->user = map;
+      /* The entry may be shorter than what the map was made for: it is a part. */
+      view->first_position = 0;
+      v->kv_position = v->kv_position != NULL ? v->kv_position : &view->first_position;
     }
   }
   v->mask = p->mask_count > 0 ? view->mask : NULL;

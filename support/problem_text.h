@@ -19,7 +19,9 @@
  *   ragged[:q|:kv]               random cu_seqlens: q and k count the rows of all entries together
  *   [or:]MASK                    a term; `or:` joins it with the term before. MASK is one of causal, causal_start,
  *                                window:L,R (negative: no bound), prefix:N, documents, documents2 (queries have ids of
- *                                their own), dense[:FROM], tile (a callback)
+ *                                their own), dense[:FROM], tile (a callback), keys:A,B, queries:A,B, keylist, querylist
+ *                                (random lists), chunk:N,B, columns:N,B, stride:N,STEPS (negative: any number), strides:STEPS
+ *                                (a stride per entry or head), blocks:SIZE (a random block map)
  *   bhsd | bshd | odd | neg | broadcast    memory layout: padded odd strides, negative strides, stride 0 (inputs)
  *   plain | big | tiny | ones    data: bell-shaped; scores up to 1e5 and v up to 1e27; subnormal; v = 1
  *   nan | visnan                 NaN and Inf in every slot that no row sees or uses | in a few slots anywhere
@@ -40,7 +42,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "qkv/qkv.h"
+#include "qkv/sparse.h"
 
 /* ---- Element types ------------------------------------------------------------------------------------------------- */
 
@@ -75,6 +77,15 @@ enum {
   PROBLEM_DOCUMENTS2,
   PROBLEM_DENSE,
   PROBLEM_TILE,
+  PROBLEM_KEYS,
+  PROBLEM_QUERIES,
+  PROBLEM_KEYLIST,
+  PROBLEM_QUERYLIST,
+  PROBLEM_CHUNK,
+  PROBLEM_COLUMNS,
+  PROBLEM_STRIDE,
+  PROBLEM_STRIDES,
+  PROBLEM_BLOCKS,
   PROBLEM_MASKS
 };
 
@@ -126,6 +137,8 @@ bool problem_valid(const problem_spec *spec, char *error, size_t bytes);
 /* The index-th random problem of a seed: small extents, the neighbours of 64 and 512, the head counts and head dims that
  * are in use, all options. Its problem_cost is at most max_cost. */
 void problem_random(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec);
+/* The same problem with other terms: one to four of the sparse kinds, some of those it had between them. */
+void problem_random_sparse(uint64_t seed, uint64_t index, double max_cost, problem_spec *spec);
 /* Of q (0), k, v and out (3). */
 int32_t problem_tensor_dtype(const problem_spec *spec, int tensor);
 /* Of one of PROBLEM_DOUT ... PROBLEM_DSINKS. */
@@ -176,6 +189,7 @@ typedef struct problem_case {
   qkv_problem problem;
   qkv_mask mask[PROBLEM_MAX_MASKS];
   problem_tile_user tile[PROBLEM_MAX_MASKS];
+  qkv_block_map map[PROBLEM_MAX_MASKS];
   problem_buffer buffer[PROBLEM_BUFFERS];
 } problem_case;
 
@@ -231,7 +245,8 @@ typedef struct problem_view {
   qkv_problem problem;
   qkv_mask mask[PROBLEM_MAX_MASKS];
   problem_tile_user tile[PROBLEM_MAX_MASKS];
-  int32_t cu_q[2], cu_kv[2];
+  qkv_block_map map[PROBLEM_MAX_MASKS];
+  int32_t cu_q[2], cu_kv[2], first_position;
 } problem_view;
 /* Entry b and key-value heads kv_head_begin <= kv_head < kv_head_end. Not to be moved. Terms with a callback other than that
  * of `tile` see batch 0. */

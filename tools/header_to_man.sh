@@ -48,7 +48,7 @@ NR == 1 {
   print ".\\\" Generated from " file " by tools/header_to_man.sh"
   print ".TH " toupper(name) " 3 \"\" \"qkv " version "\" \"Library functions\""
   print ".SH NAME\n" name " \\- " title
-  print ".SH SYNOPSIS\n.B #include <qkv/" file ">\n.PP\nLink with \\fI\\-lqkv\\fP (\\fBpkg\\-config \\-\\-libs qkv\\fP)."
+  print ".SH SYNOPSIS\n.B #include <qkv/" file ">\n.PP\nLink with \\fI" (file == "nn.h" ? "\\-lqkv\\-nn \\-lqkv" : "\\-lqkv") "\\fP (\\fBpkg\\-config \\-\\-libs qkv" (file == "nn.h" ? "\\-nn" : "") "\\fP)."
   print ".SH DESCRIPTION"
 }
 in_comment { add_comment($0); if (/\*\//) { in_comment = 0; flush_comment() } next }

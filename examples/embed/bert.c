@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/common/blas.h"
+#include "examples/models/blas.h"
 #include "safetensors.h"
 #include "text.h"
 
@@ -183,8 +183,8 @@ typedef struct pass {
   const int32_t *const *tokens;
   const int32_t *length;
   float *const *out;
-  int64_t rows;
   const int64_t *first; /* row of each sentence */
+  int64_t pieces, all;  /* of a sentence, at most; of a ragged batch all rows are one sentence of `all` rows, else 0 */
   float *x, *y, *inner; /* rows x d_model, the same, workers x PIECE x d_ff */
 } pass;
 
@@ -204,7 +204,9 @@ static void embed_task(void *arg, int64_t b, int32_t worker) {
 /* What follows attention, y: x = norm(x + y), then x = norm(x + MLP(x)). */
 static void layer_task(void *arg, int64_t task, int32_t worker) {
   const pass *s = arg;
-  const int64_t d = s->m->d_model, f = s->m->d_ff, from = task * PIECE, rows = s->rows - from < PIECE ? s->rows - from : PIECE;
+  const int64_t d = s->m->d_model, f = s->m->d_ff, b = task / s->pieces, at = task % s->pieces * PIECE, from = s->first[b] + at;
+  const int64_t left = (s->all ? s->all : s->length[b]) - at, rows = left < PIECE ? left : PIECE;
+  if (rows <= 0) return;
   float *x = s->x + from * d, *y = s->y + from * d, *inner = s->inner + worker * PIECE * f;
   for (int64_t i = 0; i < rows; i++) add_norm(x + i * d, y + i * d, s->l->attention_norm, d);
   linear(inner, x, s->l->up, s->l->up_bias, rows, f, d);
@@ -254,27 +256,27 @@ int bert_embed(bert *m, const qkv_context *context, int layout, int32_t batch, c
   }
   for (int32_t b = 0; b < batch; b++) first[b] = layout == BERT_RAGGED ? cu[b] : (int64_t)b * longest;
 
-  pass s = {.m = m, .tokens = tokens, .length = length, .out = out, .first = first};
-  s.rows = layout == BERT_RAGGED ? cu[batch] : (int64_t)batch * longest;
-  const size_t floats = (size_t)(2 * s.rows * d + workers * PIECE * m->d_ff);
+  const int64_t rows = layout == BERT_RAGGED ? cu[batch] : (int64_t)batch * longest;
+  pass s = {.m = m, .tokens = tokens, .length = length, .out = out, .first = first, .all = layout == BERT_RAGGED ? rows : 0};
+  s.pieces = ((s.all ? s.all : longest) + PIECE - 1) / PIECE;
+  const size_t floats = (size_t)(2 * rows * d + workers * PIECE * m->d_ff);
   if (floats > m->work_floats) {
     free(m->work);
     m->work_floats = 0;
     if (!(m->work = malloc(floats * sizeof *m->work))) {
-      status = text_fail(error, n, "no memory for %lld rows", (long long)s.rows);
+      status = text_fail(error, n, "no memory for %lld rows", (long long)rows);
       goto end;
     }
     m->work_floats = floats;
   }
   s.x = m->work;
-  s.y = s.x + s.rows * d;
-  s.inner = s.y + s.rows * d;
-  if (layout == BERT_PADDED) memset(s.x, 0, (size_t)(s.rows * d) * sizeof *s.x);
+  s.y = s.x + rows * d;
+  s.inner = s.y + rows * d;
 
   qkv_problem p = qkv_problem_default();
   qkv_multihead h = layer_of(m, &p);
   p.batch = batch;
-  p.seqlen_q = layout == BERT_RAGGED ? s.rows : longest;
+  p.seqlen_q = layout == BERT_RAGGED ? rows : longest;
   if (layout == BERT_RAGGED)
     p.cu_seqlens_q = cu;
   else
@@ -292,7 +294,7 @@ int bert_embed(bert *m, const qkv_context *context, int layout, int32_t batch, c
       qkv_multihead_check(&h, text, sizeof text);
       status = text_fail(error, n, "%s: %s", qkv_status_text(q), text);
     }
-    if (!q) for_all(context, layer_task, &s, (s.rows + PIECE - 1) / PIECE);
+    if (!q) for_all(context, layer_task, &s, (s.all ? 1 : batch) * s.pieces);
   }
   if (status == 0) for_all(context, pool_task, &s, batch);
 end:

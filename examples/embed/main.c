@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "bert.h"
-#include "examples/common/blas.h"
+#include "examples/models/blas.h"
 #include "file.h"
 #include "npy.h"
 #include "text.h"

@@ -9,68 +9,15 @@ weights' gradients, twice: forward and back), S the largest magnitude in the ten
 gradient plus the largest of what it is made of. A wrong sign, scale, transpose or mask is 10^4 times larger."""
 import ctypes as C
 import itertools
+import pathlib
 import sys
 
 import numpy as np
 import torch
 
-F32, F64, U8 = 1, 2, 7
-
-
-class Tensor(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("stride", C.c_int64 * 4), ("dtype", C.c_int32), ("reserved", C.c_int32)]
-
-
-class Mask(C.Structure):
-    _fields_ = [("kind", C.c_int32), ("join", C.c_int32), ("a", C.c_int64), ("b", C.c_int64), ("t", Tensor), ("u", Tensor),
-                ("fn", C.c_void_p), ("user", C.c_void_p), ("reserved", C.c_int64)]
-
-
-class Problem(C.Structure):
-    _fields_ = ([("size", C.c_uint32)] + [(n, C.c_int32) for n in ("algorithm", "align", "arithmetic")] +
-                [(n, C.c_int64) for n in ("batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")] +
-                [(n, Tensor) for n in ("q", "k", "v", "out", "lse")] +
-                [("softmax_scale", C.c_double), ("softcap", C.c_double), ("mask", C.POINTER(Mask)), ("mask_count", C.c_int64)] +
-                [(n, Tensor) for n in ("bias", "alibi_slopes", "sinks")] +
-                [(n, C.c_void_p) for n in ("q_length", "kv_begin", "kv_length", "q_position", "kv_position", "cu_seqlens_q",
-                                           "cu_seqlens_kv")] +
-                [("dropout", C.c_double), ("seed", C.c_uint64), ("offset", C.c_uint64)] +
-                [(n, C.c_int64) for n in ("batch_origin", "head_origin", "heads_total")])
-
-
-class Projections(C.Structure):
-    _fields_ = [(n, Tensor) for n in ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")]
-
-
-class Multihead(C.Structure):
-    _fields_ = ([("size", C.c_uint32)] + [(n, C.c_int32) for n in ("dtype", "gemm", "reserved")] +
-                [(n, C.c_int64) for n in ("d_model", "d_kv", "d_out")] + [("attention", C.POINTER(Problem))] +
-                [(n, C.c_int64) for n in ("mask_rows", "mask_keys")] + [(n, C.c_void_p) for n in ("rotary_q", "rotary_k")] +
-                [("projections", Projections)] + [(n, Tensor) for n in ("x", "x_kv", "y")] +
-                [("activations", C.c_void_p), ("activation_bytes", C.c_size_t)])
-
-
-class Gradients(C.Structure):
-    _fields_ = ([("size", C.c_uint32), ("accumulate", C.c_int32)] + [(n, Tensor) for n in ("dy", "dx", "dx_kv")] +
-                [("projections", Projections)] + [(n, Tensor) for n in ("dbias", "dsinks")])
-
-
-def dtype_of(a):
-    return {np.dtype(np.float32): F32, np.dtype(np.float64): F64, np.dtype(np.uint8): U8}[a.dtype]
-
-
-def tensor(a, batch=0, head=0, row=0, column=1):
-    return Tensor(a.ctypes.data, (C.c_int64 * 4)(batch, head, row, column), dtype_of(a), 0)
-
-
-def rows(a, batch_first):
-    """(batch, row, column), or (row, batch, column) as torch has it without batch_first."""
-    s = [n // a.itemsize for n in a.strides]
-    return tensor(a, s[0] if batch_first else s[1], 0, s[1] if batch_first else s[0], s[2])
-
-
-def matrix(a):
-    return tensor(a, 0, 0, a.strides[0] // a.itemsize, 1)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "peers"))
+import nn_ctypes as nn  # noqa: E402
+from nn_ctypes import matrix, rows, tensor  # noqa: E402
 
 
 class Case:
@@ -121,7 +68,7 @@ class Case:
             result["d" + name] = p.grad
         return {n: t.detach().numpy().astype(np.float64) for n, t in result.items()}
 
-    def qkv_run(self, core, lib):
+    def qkv_run(self, library):
         e, kv, heads, d = self.d_model, self.d_kv, self.heads, self.d_model // self.heads
         state = {n: np.ascontiguousarray(t.detach().numpy()) for n, t in self.module.state_dict().items()}
         real = np.float64 if self.dtype == torch.float64 else np.float32
@@ -131,8 +78,8 @@ class Case:
             keep.append(np.full(shape, np.nan, real))
             return keep[-1]
 
-        a = Problem(size=C.sizeof(Problem), batch=self.batch, num_heads=heads, seqlen_q=self.rows, seqlen_kv=self.keys)
-        mask = Mask()
+        a = nn.Problem(size=C.sizeof(nn.Problem), batch=self.batch, num_heads=heads, seqlen_q=self.rows, seqlen_kv=self.keys)
+        mask = nn.Mask()
         if self.mask == "causal":
             mask.kind, a.align = 1, 1  # query i stands at key i
         elif self.mask == "dense":
@@ -140,15 +87,15 @@ class Case:
             keep.append(visible)
             mask.kind, mask.t = 5, tensor(visible, 0, 0, self.keys, 1)
         elif self.mask == "lengths":
-            a.kv_length = self.lengths.ctypes.data
+            a.kv_length = self.lengths.ctypes.data_as(C.POINTER(C.c_int32))
         if mask.kind:
             a.mask, a.mask_count = C.pointer(mask), 1
-        m = Multihead(size=C.sizeof(Multihead), dtype=dtype_of(np.empty(0, real)), d_model=e, d_kv=kv if self.cross else 0,
+        m = nn.Multihead(size=C.sizeof(nn.Multihead), dtype=nn.DTYPES[np.dtype(real)], d_model=e, d_kv=kv if self.cross else 0,
                       attention=C.pointer(a), mask_rows=self.rows, mask_keys=self.keys)
         x, dy = self.x.detach().numpy(), self.dy.numpy()
         y, dx = new(x.shape), new(x.shape)
         m.x, m.y = rows(x, self.batch_first), rows(y, self.batch_first)
-        g = Gradients(size=C.sizeof(Gradients), dy=rows(dy, self.batch_first), dx=rows(dx, self.batch_first))
+        g = nn.MultiheadGradients(size=C.sizeof(nn.MultiheadGradients), dy=rows(dy, self.batch_first), dx=rows(dx, self.batch_first))
         result = {"y": y, "dx": dx}
         if self.cross:
             x_kv = self.x_kv.detach().numpy()
@@ -170,40 +117,29 @@ class Case:
             if self.bias:
                 b = give("in_proj_bias")
                 p.bq, p.bk, p.bv, p.bo = tensor(b[:e]), tensor(b[e:2 * e]), tensor(b[2 * e:]), tensor(give("out_proj.bias"))
-        size = C.c_size_t()
-
-        def require(status, check, *arguments):
-            if status:
-                text = C.create_string_buffer(512)
-                check(*arguments, text, C.c_size_t(len(text)))
-                sys.exit(f"FAILED: status {status}, {text.value.decode()}; {self.text()}")
-
-        require(lib.qkv_multihead_activations(C.byref(m), C.byref(size)), lib.qkv_multihead_check, C.byref(m))
-        memory = np.empty(size.value // 8 + 1, np.float64)
-        m.activations, m.activation_bytes = memory.ctypes.data, size
-        require(lib.qkv_multihead_forward(None, C.byref(m), None, C.c_size_t(0)), lib.qkv_multihead_check, C.byref(m))
-        require(lib.qkv_multihead_backward(None, C.byref(m), C.byref(g), None, C.c_size_t(0)), lib.qkv_multihead_backward_check,
-                C.byref(m), C.byref(g))
-        problem = Problem(size=C.sizeof(Problem))
+        memory = library.activations(m)
+        library.forward(m)
+        library.backward(m, g)
+        problem = library.problem(m)
         result["weights"] = w = new((self.batch, heads, self.rows, self.keys))
-        require(lib.qkv_multihead_problem(C.byref(m), C.byref(problem)), lib.qkv_multihead_check, C.byref(m))
         to = tensor(w, heads * self.rows * self.keys, self.rows * self.keys, self.keys, 1)
-        if core.qkv_scores(None, C.byref(problem), 4, None, C.byref(to)):
-            sys.exit("FAILED: qkv_scores")
+        if library.core.qkv_scores(None, C.byref(problem), 4, None, C.byref(to)):
+            sys.exit(f"FAILED: qkv_scores; {self.text()}")
+        del memory, keep
         return result
 
 
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    core, lib = (C.CDLL(path, mode=C.RTLD_GLOBAL) for path in sys.argv[1:])
+    library = nn.Library(*sys.argv[1:])
     sizes = [(2, 7, 5, 12, 10, 3), (1, 33, 70, 48, 24, 4), (3, 130, 65, 64, 32, 8)]
     worst, cases = 0.0, 0
     for seed, (dtype, cross, mask, bias, batch_first, size) in enumerate(itertools.product(
             (torch.float32, torch.float64), (False, True), ("none", "causal", "dense", "lengths"), (True, False), (True, False),
             sizes)):
         case = Case(seed, dtype, cross, mask, bias, batch_first, size)
-        exact, got = case.torch_run(torch.float64), case.qkv_run(core, lib)
+        exact, got = case.torch_run(torch.float64), case.qkv_run(library)
         if set(exact) != set(got):
             sys.exit(f"FAILED: torch has {sorted(exact)}, qkv {sorted(got)}; {case.text()}")
         u = 2.0 ** -53 if dtype == torch.float64 else 2.0 ** -24
