@@ -1,5 +1,6 @@
-/* A multi-head attention layer, forward and backward: grouped heads, causal, rotary positions, biases. Gradient descent teaches it to copy
- * the row before each row, and the weights of one row show how it does that. All parameters lie in one block, so the optimizer is one loop. */
+/* A multi-head attention layer, forward and backward: grouped heads, causal, rotary positions, biases. Gradient descent teaches it to
+ * copy the row before each row, and the weights of one row show how it does that. All parameters lie in one block, so the optimizer is
+ * one loop. */
 #include <qkv/nn.h>
 #include <stdio.h>
 #include <stdlib.h>

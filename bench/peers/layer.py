@@ -3,8 +3,8 @@
 
     ./run bench --layer [--seqlen LIST] [--turns N]
 
-Without numpy and torch it goes on in the Python environment of the race, build/peers-venv, which it makes if need be. Self-attention, f32, batch 1, with biases, no mask; for each length the least time of the thread
-of
+Without numpy and torch it goes on in the Python environment of the race, build/peers-venv, which it makes if need be.
+Self-attention, f32, batch 1, with biases, no mask; for each length the least time of the thread of
 
     layer        qkv_multihead_forward, activations kept
     sgemm        cblas_sgemm of the sizes of its two products, alone, by the BLAS that it uses

@@ -217,14 +217,15 @@ static int train(training *t, const corpus *text, const options *o, char *error,
     }
     lm_update_f32(&t->m, &step);
     t->losses[t->done++] = loss;
-    smooth = t->done == first + 1 ? loss : 0.95 * smooth + 0.05 * loss;
+    const int64_t steps = t->done - first;
+    smooth += (loss - smooth) / (double)(steps < 20 ? steps : 20);
     const int at_end = t->done == t->steps, check = at_end || t->done % EVERY == 0;
     if (check) {
       status = validate(t, text, &validation, error, n);
       if (status == 0 && training_add_validation(t, t->done, validation)) status = text_fail(error, n, "no memory for losses");
       if (status == 0 && o->checkpoint) status = checkpoint_save(t, o->checkpoint, error, n);
     }
-    if (status == 0 && (terminal || check)) progress(t, terminal, smooth, validation, now() - begin, t->done - first);
+    if (status == 0 && (terminal || check)) progress(t, terminal, smooth, validation, now() - begin, steps);
   }
   if (terminal) fputc('\n', stderr);
   if (status == 0 && interrupted && t->done < t->steps && o->checkpoint) status = checkpoint_save(t, o->checkpoint, error, n);

@@ -273,8 +273,9 @@ static qkv_status prepare(const qkv_context *context, const qkv_problem *problem
 
 static void store(const call *k, const qkv_tensor *t, int what, int64_t batch, int64_t head, int64_t row, const void *from, int64_t ld,
                   int64_t n, int64_t d, double scale, worker *w) {
+  if (n <= 0 || !t->data) return;
   void *to = qkv__at(t, qkv__dtype_bytes(t->dtype), batch, head, row, 0);
-  if (n > 0 && t->data) qkv__gradient_store(&k->b, t, k->to.g.accumulate & what, to, from, ld, n, d, scale, &w->w);
+  qkv__gradient_store(&k->b, t, k->to.g.accumulate & what, to, from, ld, n, d, scale, &w->w);
 }
 
 static double scale_of(const call *k) { return qkv__round(&k->p, k->p.p.softmax_scale); }

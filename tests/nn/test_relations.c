@@ -264,8 +264,12 @@ static void chosen_gradients(void **state) {
 
 static void accumulation(void **state) {
   (void)state;
-  static const int groups[TENSORS] = {QKV_DX,           QKV_DX_KV,        QKV_DPROJECTIONS, QKV_DPROJECTIONS, QKV_DPROJECTIONS, QKV_DPROJECTIONS,
-                                      QKV_DPROJECTIONS, QKV_DPROJECTIONS, QKV_DPROJECTIONS, QKV_DPROJECTIONS, QKV_DBIAS,        QKV_DSINKS};
+  int groups[TENSORS];
+  for (int t = 0; t < TENSORS; t++) groups[t] = QKV_DPROJECTIONS;
+  groups[X] = QKV_DX;
+  groups[XKV] = QKV_DX_KV;
+  groups[BIAS] = QKV_DBIAS;
+  groups[SINKS] = QKV_DSINKS;
   for (uint64_t seed = 0; seed < 60; seed++) {
     const layer_config c = layer_config_random(900 + seed);
     layer l;
