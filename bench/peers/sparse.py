@@ -11,9 +11,9 @@ needs numpy, and for the peers torch and transformers. Patterns, f32, heads of 6
                  3 random                                         qkv, torch-flex, transformers' BigBirdBlockSparseAttention
     blocks       8 random blocks of 64 for each block of queries  qkv, torch-flex
 
-All run serially and take turns; the least time of the thread counts. Rates are useful operations, 4 x head_dim for each visible pair. A layer of
-transformers is timed with its projections, as it cannot be called without. Rows of all results but BigBird's of transformers (its
-random blocks are its own) are compared with float64; a wrong one gets no number.
+All run serially and take turns; the least time of the thread counts. Rates are useful operations, 4 x head_dim for each visible
+pair. A layer of transformers is timed with its projections, as it cannot be called without. Rows of all results but BigBird's of
+transformers (its random blocks are its own) are compared with float64; a wrong one gets no number.
 """
 import argparse
 import ctypes as C
@@ -178,7 +178,8 @@ class Longformer:
         from transformers import LongformerConfig
         from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
         heads, n, dim = self.shape = q.shape
-        config = LongformerConfig(hidden_size=heads * dim, num_attention_heads=heads, attention_window=[WINDOW], attention_probs_dropout_prob=0)
+        config = LongformerConfig(hidden_size=heads * dim, num_attention_heads=heads, attention_window=[WINDOW],
+                                  attention_probs_dropout_prob=0)
         self.torch, self.layer = torch, LongformerSelfAttention(config, 0).eval()
         self.hidden = project(torch, self.layer, ("query", "key", "value", "query_global", "key_global", "value_global"), hidden, weights)
         is_global = torch.arange(n)[None] < GLOBALS
