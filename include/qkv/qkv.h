@@ -239,7 +239,8 @@ typedef struct qkv_gradients {
   qkv_tensor dq;       /* (batch, num_heads, seqlen_q, head_dim) */
   qkv_tensor dk;       /* (batch, num_kv_heads, seqlen_kv, head_dim): summed over the query heads of its group */
   qkv_tensor dv;       /* (batch, num_kv_heads, seqlen_kv, head_dim_v) */
-  qkv_tensor dbias;    /* (batch, num_heads, seqlen_q, seqlen_kv) as bias */
+  qkv_tensor dbias;    /* (batch, num_heads, seqlen_q, seqlen_kv) as bias; of a ragged batch, rows and keys of the longest entry, and 0 beyond
+                          an entry's own */
   qkv_tensor dsinks;   /* stride[0] per entry, stride[1] per head */
 } qkv_gradients;
 enum { QKV_DQ = 1, QKV_DK = 2, QKV_DV = 4, QKV_DBIAS = 8, QKV_DSINKS = 16 };
